@@ -32,11 +32,11 @@ def test_the_answer_has_what_is_needed_first_and_details_have_the_rest(capsys):
     _, short, _ = shell(capsys, *facts)
     _, full, _ = shell(capsys, *facts, "--details", "1")
     assert short.startswith("1. grpo  GRPO")
-    places = [short.index(part) for part in ("a program checks", "Memory: 1 model", "Config", "Otherwise", "First")]
+    places = [short.index(part) for part in ("a program checks", "Memory: 1 model", "Config", "Alternatives", "First")]
     assert places == sorted(places)
-    assert "Measure the present model" in short
-    assert "With --details 1" in short
-    rest = ("Needs", "Goes wrong when", "Considered, and not", "Where guides disagree", "Would change", "Sources")
+    assert "Measure the current model" in short
+    assert "--details 1 also prints" in short
+    rest = ("Needs", "How it fails", "Considered, not", "Where guides disagree", "Facts that would change", "Sources")
     assert all(part in full and part not in short for part in rest)
     assert len(short.splitlines()) < 60 < len(full.splitlines())
 
@@ -89,7 +89,7 @@ def test_without_a_terminal_and_without_flags_nothing_is_asked(capsys, monkeypat
         patch.setattr("sys.stdin", nothing)
         code, out, err = shell(capsys)
     assert (code, err) == (0, "")
-    assert "No algorithm: there is nothing to learn from yet." in out
+    assert "No algorithm fits: there is nothing to learn from yet." in out
 
 
 def test_questions_are_answered_through_a_pipe(capsys, monkeypatch):
@@ -113,7 +113,7 @@ def test_on_a_terminal_questions_are_asked_and_enter_skips_them(capsys, monkeypa
         code, out, asked = shell(capsys)
     os.close(ours)
     assert code == 0
-    assert "What says that an answer is good?" in asked
+    assert "What tells good answers from bad?" in asked
     assert "Is the verifier always right?" not in asked
     assert "1. dpo" in out
 

@@ -1,1 +1,1 @@
-"""Tools for decisions before and between runs: advice, plans, the explorer, many runs, a first project."""
+"""Tools for decisions before and between runs: advice, plans, the explorer, experiments, a first project."""

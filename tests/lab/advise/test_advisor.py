@@ -122,12 +122,12 @@ def test_a_cpu_trains_adapters_of_a_large_model():
 @catalogue(
     "facts, contradiction, given_up",
     [
-        ({"data": "verifier", "priority": "quality,memory"}, "quality-and-memory", "are given up"),
-        ({"data": "verifier", "priority": "quality,speed"}, "quality-and-speed", "loses only where"),
-        ({"data": "verifier", "online": False}, "online-without-sampling", "earns most on the model's newest"),
+        ({"data": "verifier", "priority": "quality,memory"}, "quality-and-memory", "you may lose a few points"),
+        ({"data": "verifier", "priority": "quality,speed"}, "quality-and-speed", "is worse only if"),
+        ({"data": "verifier", "online": False}, "online-without-sampling", "most useful on the model's newest"),
         ({"data": "pairs", "goal": "reasoning"}, "reasoning-from-preferences", "not whether they are right"),
         ({"data": "verifier", "one_answer": True}, "groups-of-one", "nothing says how hard"),
-        ({"data": "demonstrations", "turns": "tools"}, "turns-without-sampling", "not when one pays"),
+        ({"data": "demonstrations", "turns": "tools"}, "turns-without-sampling", "not when a call pays off"),
         (
             {"turns": "environment", "dense_rewards": True, "rollout_bound": True},
             "turns-and-running-ahead",
@@ -181,7 +181,7 @@ def test_runners_up_come_with_the_reason_against_them():
     assert told["dpo"].score is None
     assert told["grpo"].rule == "no-sampling"
     close = {entry.algorithm: entry for entry in advise(data="verifier").runners_up}
-    assert "there are fewer reasons for it than for grpo" in close["reinforce_plus_plus_baseline"].why_not
+    assert "it has fewer points than grpo" in close["reinforce_plus_plus_baseline"].why_not
 
 
 def test_what_would_change_the_answer_does_so():
@@ -311,7 +311,7 @@ def test_the_config_fits_where_settings_make_it_fit(size, gpus, memory):
 
 def test_what_nothing_makes_fit_is_said_to_be_too_large():
     best = advise(data="pairs", size="7b", gpus=1, gpu_memory=24).best
-    assert ": it does not fit, whatever is set to save memory" in best.cost.note
+    assert ": it does not fit, even with all memory savings" in best.cost.note
 
 
 def test_a_mixture_of_experts_is_known_by_its_name():
@@ -368,7 +368,7 @@ def test_no_sentence_speaks_for_one_algorithm_and_against_another():
         ({"data": "verifier"}, "rloo", "verifier-grpo", "no critic is needed", "Back to Basics"),
         ({"reward": "judge"}, "grpo", "judged-answers", "a judge scores every new answer", "how this library is built"),
         ({"data": "pairs", "online": True, "priority": "memory"}, "online_dpo", "memory-reference-free",
-         "it holds a reference", "OAIF"),
+         "it needs a reference", "OAIF"),
         ({"data": "verifier,pairs"}, "dpo", "pairs-beside-a-verifier", "the verifier scores", "DeepSeekMath"),
         ({"data": "verifier", "moe": True}, "grpo", "moe-gspo", "ratios of single tokens that it uses", "GSPO"),
     ],
@@ -492,8 +492,8 @@ def test_conditions_in_words():
         ({"size": "large"}, r"size = large; allowed: a number above 0"),
         ({"priority": ["cheap"]}, r"priority.0 = cheap; allowed: quality, memory, speed or stability"),
         ({"base_score": 7}, r"base_score = 7; allowed: a number from 0 to 1"),
-        ({"base_score": 0.5, "base_pass_at_k": 0.2}, r"(?s)base_pass_at_k = 0.2 below base_score = 0.5.*Exchange"),
-        ({"data": "nothing,pairs"}, r"(?s)nothing, and something.*Leave nothing out"),
+        ({"base_score": 0.5, "base_pass_at_k": 0.2}, r"(?s)base_pass_at_k = 0.2 below base_score = 0.5.*Swap"),
+        ({"data": "nothing,pairs"}, r"(?s)nothing together with other data.*Remove `nothing` from data"),
         ({"turns": "agent", "calls_tools": True}, r"calls_tools with turns = agent: there are no tools to call"),
         ({"data": "pairs", "reward": "exact"}, r"reward = exact, but data = .* has no verifier"),
     ],
@@ -504,7 +504,7 @@ def test_facts_that_cannot_be_meant_are_refused(facts, message):
 
 
 def test_facts_come_from_one_side():
-    with pytest.raises(ConfigError, match="one of both"):
+    with pytest.raises(ConfigError, match="one of the two"):
         advise(Facts(), data="pairs")
 
 

@@ -129,8 +129,8 @@ LEFT = {
     "ppo_sentiment.py": ["rewards is empty"],
     "grpo_dr.py": ["line 8: the script changes the rows (map)"],
     "rloo.py": [
-        "line 17, learning_rate = options.learning_rate: only running the script would reveal it",
-        "line 23: importing this file trains",
+        "line 17, learning_rate = options.learning_rate: its value is known only when the script runs",
+        "line 23: importing this file starts training",
     ],
     "reinforce_plus_plus.sh": ["A reward function of verl takes"],
 }
@@ -347,7 +347,7 @@ def test_names_are_followed_and_those_that_go_in_a_circle_are_said(tmp_path):
     conversion = convert(path)
     assert conversion.settings["train"]["learning_rate"] == 2e-6
     assert conversion.settings["train"]["steps"] == 6
-    assert any("line 6, beta = A: only running the script would reveal it" in text for text in conversion.open)
+    assert any("line 6, beta = A: its value is known only when the script runs" in text for text in conversion.open)
 
 
 def test_the_order_of_settings_changes_nothing(tmp_path):
@@ -361,7 +361,7 @@ def test_the_order_of_settings_changes_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.py", "import torch\n", "a.py holds no config that is known; allowed: a call of GRPOConfig"),
+        ("a.py", "import torch\n", "a.py holds no known config; allowed: a call of GRPOConfig"),
         ("a.py", "def f(:\n", "a.py is not Python"),
         (
             "a.py",
@@ -396,8 +396,8 @@ def test_online_dpo_samples_two_answers(tmp_path):
 def test_a_value_that_posttrain_does_not_have_is_left_to_the_user(tmp_path):
     conversion = as_yaml(tmp_path, "dpo", loss_type="nonsense", optim="sgd", something=1)
     assert any("loss_type = nonsense" in text and "sigmoid" in text for text in conversion.open)
-    assert any("optim = sgd: here it is train.optimizer" in note for note in conversion.notes)
-    assert any("something = 1: it is not known here" in note for note in conversion.notes)
+    assert any("optim = sgd: its counterpart is train.optimizer" in note for note in conversion.notes)
+    assert any("something = 1: posttrain does not know it" in note for note in conversion.notes)
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -406,7 +406,7 @@ def test_a_value_that_posttrain_does_not_have_is_left_to_the_user(tmp_path):
 def test_the_verb_writes_a_file_once(tmp_path, capsys):
     to = tmp_path / "run.yaml"
     assert run(["convert", str(HERE / "trl/ipo.sh"), "--to", str(to)]) == 0
-    assert "The config can be used as it is" in capsys.readouterr().err
+    assert "The config is ready to use" in capsys.readouterr().err
     check(load_config(to))
     assert run(["convert", str(HERE / "trl/ipo.sh"), "--to", str(to)]) == 2
 

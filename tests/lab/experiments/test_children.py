@@ -47,7 +47,7 @@ def test_a_run_that_cannot_be_meant_says_why(tmp_path: Path):
     ("code", "reason"),
     [
         (0, ""),
-        (-9, "its process was ended by SIGKILL (the kernel does so when memory is out)"),
+        (-9, "its process was ended by SIGKILL (the kernel does this when memory runs out)"),
         (-11, "its process was ended by SIGSEGV"),
         (1, "its process ended with exit code 1; see the log"),
     ],

@@ -217,7 +217,7 @@ def test_a_screen_reader_is_told_names_values_and_changes(browser):
     images = [name for role, name in told if role in ("image", "img")]
     assert len(images) == 2 * len(PHASES)
     assert all("GiB" in name and "policy weights" in name for name in images)
-    assert {name for role, name in told if role == "combobox"} >= {"Show", "Beside it", "Model", "Group size"}
+    assert {name for role, name in told if role == "combobox"} >= {"Show", "Compare with", "Model", "Group size"}
     assert {name for role, name in told if role == "radiogroup"} >= {"Training", "Computed in"}
     assert ("status", "") in told
 

@@ -101,6 +101,6 @@ def test_from_the_command_line_and_never_over_files(tmp_path, capfd, monkeypatch
 def test_another_name_and_a_tiny_model_are_refused(tmp_path):
     with pytest.raises(ConfigError, match="--example sisters; allowed: siblings"):
         make_example("sisters", MODEL, tmp_path)
-    with pytest.raises(ConfigError, match="the tiny model, which reads letters"):
+    with pytest.raises(ConfigError, match="the tiny model, which only reads letters"):
         make_example("siblings", "tiny", tmp_path)
     assert EXAMPLES.keys() == {"siblings"}

@@ -104,7 +104,7 @@ def test_architectures_that_cannot_be_counted_are_named() -> None:
         architecture_of({"model_type": "mamba", "hidden_size": 64})
     with pytest.raises(ModelError, match="hidden_size = None; allowed: a whole number"):
         architecture_of({"model_type": "llama"})
-    with pytest.raises(ModelError, match="parts beside its text"):
+    with pytest.raises(ModelError, match="parts other than text"):
         architecture_of({"model_type": "gemma3", "text_config": {"model_type": "gemma3_text"}, "vision_config": {}})
 
 

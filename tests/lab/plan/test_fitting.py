@@ -84,7 +84,10 @@ def test_no_seconds_are_told_of_what_nobody_has_timed():
     assert seconds[True] is None
     assert seconds[False] is not None
     told = " ".join(plan.render().split())
-    assert "train.cpu_offload=true train.devices=8: 61 GiB; 29 GiB of main memory for each device, and steps" in told
+    assert (
+        "train.cpu_offload=true train.devices=8: 61 GiB; 29 GiB of main memory for each device, and far slower steps"
+        in told
+    )
     offloaded = make_plan(plan.config, {"train.cpu_offload": True, "train.devices": 8}, gpus="8xh100")
     assert (offloaded.step_seconds, offloaded.run_seconds, offloaded.dollars) == (None, None, None)
     assert offloaded.line().endswith("on each device, time not computed")

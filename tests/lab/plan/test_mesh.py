@@ -106,7 +106,7 @@ def test_hybrid_sharding_needs_as_much_as_one_machine():
     [
         ("64xh100", {"tensor": 16}, r"tensor = 16 \(--tensor\) for 64 devices, 8 in a machine"),
         ("64xh100", {"tensor": 3}, "allowed: a divisor of both"),
-        ("8xh100", {"sharding": "hybrid"}, "Set --sharding full, or take 16 devices"),
+        ("8xh100", {"sharding": "hybrid"}, "Set --sharding full, or use 16 devices"),
         ("12xh100", {"sharding": "hybrid"}, "two or more whole machines"),
         ("8xh100", {"engine": "separate", "engine_ranks": 12}, r"12 devices of engines \(--engine-gpus\), 8 each"),
         ("8xh100", {"network": 0.0}, r"network = 0.0 \(--network\); allowed: 0.1 or more"),
@@ -127,7 +127,7 @@ DIVIDED = r", of which 2 each divide matrices \(--tensor\): 4 groups"
         (8, 1, None),
         (4, 2, None),
         (3, 1, rf"train.shard = 3 for 8 devices{OF_EIGHT}\.$"),
-        (8, 2, rf"train.shard = 8 for 8 devices{DIVIDED}{OF_FOUR}, or leave --tensor away\.$"),
+        (8, 2, rf"train.shard = 8 for 8 devices{DIVIDED}{OF_FOUR}, or omit --tensor\.$"),
         (3, 2, rf"train.shard = 3 for 8 devices{DIVIDED}{OF_FOUR}\.$"),
     ],
 )

@@ -68,7 +68,7 @@ def test_what_is_drawn_shorter_takes_less_time_and_the_same_memory():
         ({"model": "7b"}, "neither a configuration nor both a model and an algorithm"),
         ({"model": "7b", "algorithm": "grop"}, "Did you mean grpo"),
         ({"model": "7b", "algorithm": "grpo", "gpus": "8xH900"}, "allowed: a count and one of h100"),
-        ({"config": CONFIG, "gpu": "h100"}, "a plan knows no 'gpu'; allowed: gpus, engine"),
+        ({"config": CONFIG, "gpu": "h100"}, "'gpu' is not an input of a plan; allowed: gpus, engine"),
         ({"config": CONFIG, "price": -3.0}, r"price = -3.0 \(--price\); allowed: 0 or more"),
         ({"config": CONFIG, "engine_ranks": 0}, "engine_ranks = 0 .*allowed: 1 or more"),
         ({"config": CONFIG, "mean_completion_tokens": 13}, "allowed: 1 to 12, which is sampling.max_completion_length"),

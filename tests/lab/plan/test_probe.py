@@ -47,7 +47,7 @@ def test_what_was_measured_replaces_peaks_and_shares_and_is_said():
     assert hardware.bandwidth == 4e10
     told = make_plan(CONFIG).render()
     assert "measured on 2026-11-01 with a test" in told
-    assert "what is not exactly known times 1.50" in told
+    assert "inexact parts times 1.50" in told
 
 
 def test_a_file_that_cannot_be_read_counts_as_none(empty_cache):

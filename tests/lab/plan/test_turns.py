@@ -184,10 +184,10 @@ def test_the_plan_says_what_a_trajectory_is_and_what_was_assumed():
     flat = " ".join(told.split())
     assert "2 prompts x 4 completions = 8 trajectories" in flat
     assert "(100 + 136 each: 3 turns of 32 with 20 given between two)" in flat
-    assert "of a step, 1.0 s are spent waiting for tools and environments" in flat
+    assert "1.0 s of a step are spent waiting for tools and environments" in flat
     bare = " ".join(plan().render().split())
-    assert "nothing is appended between two turns: --given-length, or sampling.max_trajectory_length" in bare
-    assert "tools and environments answer at once: --call-seconds" in bare
+    assert "nothing is appended between two turns; set --given-length or sampling.max_trajectory_length" in bare
+    assert "tools and environments answer immediately; set --call-seconds" in bare
     assert plan(mean_turns=2.0).to_json()["step"]["turns"]["mean_number"] == 2.0
     alone = make_plan(model="0.5b", algorithm="grpo", gpus="h100")
     assert alone.to_json()["step"]["turns"] is None
@@ -208,5 +208,5 @@ def test_numbers_that_no_run_can_have_are_refused(how, says):
 
 
 def test_a_run_without_turns_has_none_to_speak_of():
-    with pytest.raises(ConfigError, match="--call-seconds of a run whose answers have a single turn"):
+    with pytest.raises(ConfigError, match="--call-seconds for a run whose answers have a single turn"):
         make_plan(model="0.5b", algorithm="grpo", gpus="h100", call_seconds=1.0)

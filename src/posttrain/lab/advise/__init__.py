@@ -1,1 +1,1 @@
-"""Which algorithm: `advisor` weighs the rules of `guides.yaml`; `ranges` points out settings nobody has published."""
+"""Advice on algorithms and settings: `advisor` weighs the rules of `guides.yaml`, `ranges` reports unusual values."""

@@ -13,33 +13,33 @@ from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.plan.verdict import size
 
 WIDTH = 100
-NOTHING = "No algorithm: there is nothing to learn from yet.\n"
+NOTHING = "No algorithm fits: there is nothing to learn from yet.\n"
 MORE = (
-    "With --details 1: what it needs, how it fails, the alternatives, where guides disagree, what would change\n"
-    "the answer, and the sources.\n"
+    "--details 1 also prints: what it needs, how it fails, the alternatives, where guides disagree, which facts\n"
+    "would change the answer, and the sources.\n"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """A rule that was met, for one algorithm."""
+    """Why a rule speaks for or against one algorithm. The facts meet the rule's condition."""
 
     rule: str
     points: float
-    """Above 0 for it, below 0 against it; 0 rules it out."""
+    """Above 0: in favour. Below 0: against. 0: the rule excludes the algorithm."""
     text: str
     sources: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """What an algorithm holds in memory."""
+    """The memory that an algorithm needs."""
 
     models: int
-    """Models of their own: second adapters, and what is on disk or elsewhere, are none."""
+    """Number of models in memory. Second adapters and models on disk or on another machine do not count."""
     roles: tuple[str, ...]
     bytes: int | None = None
-    """On each device at the peak of a step with the config, as `posttrain plan` counts; None without a model's size."""
+    """Bytes on each device at the peak of a step, as `posttrain plan` predicts. None if the model's size is unknown."""
     by_role: tuple[tuple[str, int], ...] = ()
     """(role, bytes at that peak)."""
     note: str = ""
@@ -47,7 +47,7 @@ class Cost:
 
 @dataclass(frozen=True, kw_only=True)
 class Recommendation:
-    """An algorithm for this situation, with everything that one wants to know before it is tried."""
+    """An algorithm for this situation, with what a user should know before trying it."""
 
     algorithm: str
     title: str
@@ -56,42 +56,42 @@ class Recommendation:
     concerns: tuple[Reason, ...]
     cost: Cost
     needs: tuple[str, ...]
-    """The data, and what is computed beside the policy's own log-probabilities."""
+    """The data, and the quantities computed in addition to the policy's log-probabilities."""
     failures: tuple[str, ...]
     avoid_when: str
     settings: dict[str, Any]
-    """Settings of the algorithm, if the situation needs others than its defaults, or others are usual in it."""
+    """Settings of the algorithm that should differ from its defaults in this situation."""
     config: str
-    """YAML for `posttrain train`, with the names of your own files to fill in."""
+    """YAML for `posttrain train`. The file names are placeholders for your own."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerUp:
-    """An algorithm that was considered, and why it does not stand above."""
+    """An algorithm that was considered, and why it is not recommended."""
 
     algorithm: str
     title: str
     score: float | None
-    """None where it is ruled out."""
+    """None if a rule excludes it."""
     why_not: str
     rule: str | None
-    """The rule behind that reason; None if it only has fewer reasons in its favour."""
+    """The id of the rule behind `why_not`. None if the algorithm only has fewer points than the first one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """Something to do first, a contradiction, or a question on which guides disagree."""
+    """A first step, a contradiction, or a question on which guides disagree."""
 
     id: str
     text: str
     sources: tuple[str, ...]
     blocks: bool = False
-    """For a first step: is learning from rewards in vain until it is done?"""
+    """For a first step: is learning from rewards pointless until it is done?"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """A fact that is not known, and with which value the first recommendation would be another."""
+    """An unknown fact, a value of it, and the algorithm that would then be recommended first."""
 
     fact: str
     value: str
@@ -100,7 +100,7 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Advice:
-    """Ranked recommendations with reasons; none where there is nothing to learn from."""
+    """Ranked recommendations with reasons. There are none if there is nothing to learn from."""
 
     facts: Facts
     assumed: tuple[str, ...]
@@ -121,8 +121,8 @@ class Advice:
         return {"facts": facts, **{name: [_plain(entry) for entry in entries] for name, entries in told.items()}}
 
     def render(self, *, details: int = 0) -> str:
-        """Text: what to take, why, at what cost and with which config, and what to do first; with `details` all that is
-        known of so many recommendations, of what else was considered, and who says so."""
+        """Return the advice as text: the algorithm, the reasons, the memory, the config, and the first steps. `details`
+        is the number of recommendations to print in full, with the other algorithms considered and the sources."""
         return self._in_full(details) if details else self._in_short()
 
     def _in_short(self) -> str:
@@ -130,10 +130,10 @@ class Advice:
         parts = [
             self._only_after(),
             _pick(best) if best is not None else NOTHING,
-            _section("Otherwise", [_in_a_line(told, best) for told in others]),
+            _section("Alternatives", [_in_a_line(told, best) for told in others]),
             _section("First", [point.text for point in self.before]),
-            _section("These wishes contradict each other", [point.text for point in self.contradictions]),
-            _section("Taken to be so", self.assumed),
+            _section("These goals contradict each other", [point.text for point in self.contradictions]),
+            _section("Assumed", self.assumed),
             MORE if best is not None else "",
         ]
         return "\n".join(filter(None, parts))
@@ -141,20 +141,20 @@ class Advice:
     def _in_full(self, details: int) -> str:
         cite = Citations()
         parts = [
-            _section("Taken to be so", self.assumed),
+            _section("Assumed", self.assumed),
             _section("First", [cite(point.text, point.sources) for point in self.before]),
-            _section("These wishes contradict each other", [cite(p.text, p.sources) for p in self.contradictions]),
+            _section("These goals contradict each other", [cite(p.text, p.sources) for p in self.contradictions]),
             self._only_after(),
             *(_recommended(n, told, cite, full=n <= details) for n, told in enumerate(self.recommendations, 1)),
             "" if self.recommendations else NOTHING,
-            _section("Considered, and not above", [f"{told.algorithm}: {told.why_not}" for told in self.runners_up]),
+            _section("Considered, not recommended", [f"{told.algorithm}: {told.why_not}" for told in self.runners_up]),
             _section("Where guides disagree", [cite(point.text, point.sources) for point in self.disagreements]),
-            _section("Would change the answer", _changes(self.would_change)),
+            _section("Facts that would change the answer", _changes(self.would_change)),
         ]
         return "\n".join(part for part in (*parts, cite.render()) if part)
 
     def _only_after(self) -> str:
-        """A heading where the first recommendation would learn nothing as things are."""
+        """Return a heading if the first recommendation would learn nothing before the first steps are done."""
         blocking = [point.id for point in self.before if point.blocks]
         learns = self.best is not None and from_rewards(ALGORITHMS[self.best.algorithm])
         return f"Only after the steps under First ({', '.join(blocking)})\n" if blocking and learns else ""
@@ -168,13 +168,13 @@ def _plain(entry: Any) -> Any:
 
 
 class Citations:
-    """Numbers for sources, in the order in which they are cited."""
+    """Numbers of the sources, in the order of their first citation."""
 
     def __init__(self) -> None:
         self._numbers: dict[str, int] = {}
 
     def __call__(self, text: str, sources: Sequence[str]) -> str:
-        """The text with the numbers of its sources."""
+        """Append the numbers of its sources to the text."""
         numbers = [self._numbers.setdefault(source, len(self._numbers) + 1) for source in dict.fromkeys(sources)]
         return f"{text} [{', '.join(map(str, numbers))}]" if numbers else text
 
@@ -194,7 +194,7 @@ def _section(title: str, lines: Sequence[str]) -> str:
 
 
 def _listed(line: str, mark: str = "- ") -> str:
-    """Wrapped between words only, so that addresses stay whole."""
+    """Format a list item. Lines break only between words, so that URLs stay whole."""
     return textwrap.fill(
         line,
         WIDTH,
@@ -215,7 +215,7 @@ def _head(place: int, told: Recommendation) -> str:
 
 
 def _pick(told: Recommendation) -> str:
-    """The first recommendation without what can be read later."""
+    """Return the first recommendation in short: reasons, concerns, memory and config."""
     marked = [("+ ", reason) for reason in told.reasons] + [("- ", reason) for reason in told.concerns]
     lines = [_listed(reason.text, mark) for mark, reason in marked]
     cost = textwrap.fill(f"Memory: {_models(told.cost)}", WIDTH, initial_indent="  ", subsequent_indent="    ")
@@ -224,7 +224,7 @@ def _pick(told: Recommendation) -> str:
 
 
 def _in_a_line(told: Recommendation, best: Recommendation | None) -> str:
-    """A recommendation beside the first, with what speaks for it alone."""
+    """Return a lower-ranked recommendation in one line, with a reason that the first one does not share."""
     common = {reason.text for reason in best.reasons} if best is not None else set()
     why = next((reason.text for reason in told.reasons if reason.text not in common), told.title)
     needed = f", {size(told.cost.bytes)}" if told.cost.bytes is not None else ""
@@ -249,7 +249,7 @@ def _told_in_full(told: Recommendation, cite: Citations) -> Iterator[str]:
     yield from (_listed(f"{role}: {size(number)}") for role, number in told.cost.by_role)
     yield "  Needs"
     yield from (_listed(need) for need in told.needs)
-    yield "  Goes wrong when"
+    yield "  How it fails"
     yield from (_listed(failure) for failure in told.failures)
     yield _listed(f"avoid it when: {told.avoid_when}")
     yield "  Config"

@@ -1,7 +1,7 @@
-"""Which algorithm: `advise(facts)` weighs every rule of the guides against the facts, and says what speaks for what.
+"""The choice of an algorithm: `advise(facts)` applies every rule of the guides to the facts and gives the reasons.
 
-One engine for all rules: a rule that is met adds its points to the algorithms that it names, or rules them out. No
-algorithm is known here by name.
+One engine runs all rules. If the facts meet a rule, the rule adds its points to the algorithms that it names, or
+excludes them. This module names no algorithm.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from posttrain.lab.advise.starter import COLUMNS, changes_to_fit, cost_of, setti
 RECOMMENDED = 3
 RUNNERS_UP = 4
 ALGORITHM = "algorithm."
-"""Before the names of an algorithm's own settings."""
+"""Prefix of the names of an algorithm's own settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
-    """An algorithm with everything that the rules say about it here."""
+    """An algorithm with everything that the rules say about it for the given facts."""
 
     algorithm: str
     score: float
     reasons: tuple[Reason, ...]
     vetoes: tuple[Reason, ...]
     settings: Mapping[str, Any]
-    """That the rules ask for with it, dotted."""
+    """Dotted settings that the rules require with this algorithm."""
 
     @property
     def possible(self) -> bool:
@@ -49,14 +49,14 @@ class Standing:
 
 
 def advise(facts: Facts | Mapping[str, Any] | None = None, **given: Any) -> Advice:
-    """Ranked recommendations for these facts, with reasons and sources; a ConfigError for facts that cannot be.
+    """Return ranked recommendations with reasons and sources. Contradictory facts raise a ConfigError.
 
     >>> advise(data="verifier", size="7b").best.algorithm
     'grpo'
     """
     if facts is not None and given:
         raise ConfigError(
-            given="facts, and others by name", allowed="one of both", fix="Write advise(data='pairs', size='7b')."
+            given="facts, and keywords as well", allowed="one of the two", fix="Write advise(data='pairs', size='7b')."
         )
     told = facts if isinstance(facts, Facts) else Facts(**(facts or given))
     full, assumed = told.assumed()
@@ -77,7 +77,7 @@ def advise(facts: Facts | Mapping[str, Any] | None = None, **given: Any) -> Advi
 
 
 def rank(facts: Facts) -> list[Standing]:
-    """Every algorithm, the best first; those that are ruled out last. Ties are in the order of the guides."""
+    """Return every algorithm, best first and excluded ones last. Ties keep the order of the guides."""
     known = facts.known()
     rules = [rule for rule in guides().rules if met(rule.when, known)]
     named = dict.fromkeys([*(key for rule in rules for key in rule.weigh), *ALGORITHMS])
@@ -127,7 +127,7 @@ def _recommended(standing: Standing, facts: Facts) -> Recommendation:
 
 
 def _own_and_others(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(settings of the algorithm by their names, dotted ones of other sections)."""
+    """Split dotted settings: (the algorithm's own, without the prefix; those of other sections, still dotted)."""
     own = {name: value for name, value in settings.items() if name.startswith(ALGORITHM)}
     others = {name: value for name, value in settings.items() if name not in own}
     return {name.removeprefix(ALGORITHM): value for name, value in own.items()}, others
@@ -143,7 +143,7 @@ def _needs(algorithm: Algorithm) -> Iterator[str]:
 def _runners_up(
     ranked: Iterable[Standing], chosen: Iterable[Standing], possible: Iterable[Standing]
 ) -> Iterator[RunnerUp]:
-    """The next ones, and those that a guide would name in another situation and that are ruled out in this one."""
+    """Yield the next-ranked algorithms, and the well-known ones that these facts exclude."""
     first, *_ = [*chosen, None]
     above = {standing.algorithm for standing in chosen}
     after = [standing for standing in possible if standing.algorithm not in above]
@@ -156,9 +156,9 @@ def _runners_up(
 def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
     worst = next(iter((*standing.vetoes, *standing.speaks_against)), None)
     if worst is None and first is not None:
-        why = f"there are fewer reasons for it than for {first.algorithm}: {standing.score:g} of {first.score:g} points"
+        why = f"it has fewer points than {first.algorithm}: {standing.score:g} against {first.score:g}"
     else:
-        why = worst.text if worst else "nothing in these facts speaks for it"
+        why = worst.text if worst else "none of these facts speaks for it"
     return RunnerUp(
         algorithm=standing.algorithm,
         title=ALGORITHMS[standing.algorithm].card.title,
@@ -169,7 +169,7 @@ def _runner_up(standing: Standing, first: Standing | None) -> RunnerUp:
 
 
 def _points(entries: Iterable[Entry], known: Mapping[str, Any]) -> tuple[Point, ...]:
-    """Those whose condition is met."""
+    """Return the entries whose condition is met, as points."""
     return tuple(
         Point(id=entry.id, text=entry.text, sources=guides().cited(entry.source), blocks=entry.blocks)
         for entry in entries
@@ -178,7 +178,7 @@ def _points(entries: Iterable[Entry], known: Mapping[str, Any]) -> tuple[Point, 
 
 
 def _would_change(facts: Facts, best: str | None) -> Iterator[Change]:
-    """Each fact that is not known, with the values under which another algorithm would come first."""
+    """Yield each unknown fact with the values that would put another algorithm first."""
     asked = dict.fromkeys(name for rule in guides().rules for name in names_in(rule.when))
     for name in asked:
         if name not in Facts.model_fields or getattr(facts, name) not in (None, ()):

@@ -1,15 +1,15 @@
 """The rules of the advisor, read from `guides.yaml` and checked: facts, values, algorithms and sources must exist.
 
-Conditions are data, too: `{data: verifier, size: {at_least: 7}}`, asked of facts, of a card or of a configuration.
+Conditions are data, too: `{data: verifier, size: {at_least: 7}}`. They test facts, a card or a configuration.
 
-    value           it is that, or has it among its values
-    [a, b]          one of them
-    {all: [a, b]}   all of them among its values
-    {not: ...}      anything else, also where it is not known
-    {at_least: n} {above: n} {at_most: n} {below: n}      a number, several of them for a range
-    known, unknown  something is known, or nothing
+    value           the fact has this value, or has it among its values
+    [a, b]          the fact has one of these values
+    {all: [a, b]}   the fact has all of these values
+    {not: ...}      the fact does not meet the inner condition; an unknown fact passes, too
+    {at_least: n} {above: n} {at_most: n} {below: n}      a bound on a number; combine several for a range
+    known, unknown  the fact is known, or unknown
 
-What is not known meets only `unknown` and `not`. A list of conditions is met when one of them is.
+An unknown fact meets only `unknown` and `not`. A list of conditions is met if any of them is met.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
 
 
 def met(condition: Condition, known: Mapping[str, Any]) -> bool:
-    """Is the condition met by what is known? Raises KeyError for a name that nothing is known by.
+    """Do the known facts meet the condition? A name that is not in `known` raises KeyError.
 
     >>> met({"size": {"at_least": 7}, "data": ["pairs", "thumbs"]}, {"size": 8, "data": ("pairs", "verifier")})
     True
@@ -46,7 +46,7 @@ def met(condition: Condition, known: Mapping[str, Any]) -> bool:
 
 
 def names_in(condition: Condition) -> Iterator[str]:
-    """What a condition asks for."""
+    """Yield the names of the facts in a condition."""
     for case in condition if isinstance(condition, list) else [condition]:
         yield from case
 
@@ -71,7 +71,7 @@ def _compares(how: str, has: list[Any], limit: Any) -> bool:
 
 
 def in_words(condition: Condition) -> str:
-    """The condition for a table: `data = verifier, size >= 7`."""
+    """Return the condition as text for a table: `data = verifier, size >= 7`."""
     cases = condition if isinstance(condition, list) else [condition]
     return "; or ".join(", ".join(_words(name, wanted) for name, wanted in case.items()) or "always" for case in cases)
 
@@ -101,12 +101,12 @@ def _plain(value: Any) -> str:
 
 FILE = Path(__file__).with_name("guides.yaml")
 OWN = "own"
-"""As a source: the paper of the algorithm itself."""
+"""A source key that stands for the paper of the algorithm itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """A reason, true of the algorithm that it is said of."""
+    """A reason that holds for the algorithms it is attached to."""
 
     text: str
     source: tuple[str, ...]
@@ -120,48 +120,48 @@ class Rule:
     id: str
     when: Condition
     weigh: Mapping[str, float] = field(default_factory=dict)
-    """Key -> points; groups are resolved."""
+    """Algorithm key -> points, with groups resolved."""
     veto: frozenset[str] = frozenset()
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Key -> what the situation asks for beside the algorithm: dotted settings of any section."""
+    """Algorithm key -> dotted settings, of any section, that the situation requires with the algorithm."""
     reason: Said
     apart: Mapping[str, Said] = field(default_factory=dict)
-    """Key -> what is said of it in place of `reason`."""
+    """Algorithm key -> the reason given for it instead of `reason`."""
 
     def said_of(self, key: str) -> Said:
-        """Why this rule speaks for or against that algorithm."""
+        """Return why this rule speaks for or against an algorithm."""
         return self.apart.get(key, self.reason)
 
     @property
     def source(self) -> tuple[str, ...]:
-        """Of everything that it says."""
+        """The sources of all its reasons."""
         return tuple(dict.fromkeys(key for said in (self.reason, *self.apart.values()) for key in said.source))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """How algorithms are known to go wrong."""
+    """A known failure mode of some algorithms."""
 
     of: frozenset[str]
-    """Keys; groups are resolved."""
+    """Algorithm keys, with groups resolved."""
     what: str
     source: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """What is said where its condition is met: something to do first, wishes that cannot all be had, or a question on
-    which guides disagree."""
+    """A text shown if its condition is met: a first step, goals that contradict each other, or a question on which
+    guides disagree."""
 
     id: str
     when: Condition
     text: str
     source: tuple[str, ...]
-    """Keys of `Guides.sources`; none where the text names them itself."""
+    """Keys of `Guides.sources`. Empty if the text names its sources."""
     blocks: bool = False
-    """For a first step: is learning from rewards in vain until it is done?"""
+    """For a first step: is learning from rewards pointless until it is done?"""
     told: Mapping[str, Any]
-    """As guides.yaml has it."""
+    """The entry as it is in guides.yaml."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,21 +175,21 @@ class Guides:
     disagreements: tuple[Entry, ...]
     before: tuple[Entry, ...]
     well_known: tuple[str, ...]
-    """Among the algorithms that are ruled out, those that people ask about."""
+    """Keys of popular algorithms. If one is excluded, the advice says why."""
     assumptions: tuple[Mapping[str, Any], ...]
-    """What is taken to be so, in this order: when, then (facts), and how that is said."""
+    """Assumptions, applied in this order: `when` (condition), `then` (facts), and `says` (the text)."""
     samples: Mapping[str, tuple[Any, ...]]
-    """Fact -> values to try, to see whether it would change the answer."""
+    """Fact -> values to try, to find out whether the fact would change the answer."""
 
     def cited(self, keys: tuple[str, ...], algorithm: str | None = None) -> tuple[str, ...]:
-        """The sources by their names; `own` is the paper of that algorithm."""
+        """Return the full names of the sources. `own` becomes the paper of that algorithm."""
         papers = {OWN: ALGORITHMS[algorithm].card.paper if algorithm else "the papers of these algorithms"}
         return tuple(papers.get(key) or self.sources[key] for key in keys)
 
 
 @functools.cache
 def guides() -> Guides:
-    """The rules of this version."""
+    """Read and return the advisor's rules."""
     told = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     groups = {name: tuple(_members(where)) for name, where in told["groups"].items()}
     return Guides(
@@ -224,7 +224,7 @@ def _members(where: Condition) -> Iterator[str]:
 
 
 def _asked(kind: type[Algorithm]) -> dict[str, Any]:
-    """What a group can ask of an algorithm with its default settings."""
+    """Return the properties of an algorithm, with default settings, that a group's condition can test."""
     return {
         "data_kind": kind.data_kind,
         "online": samples(kind),
@@ -236,12 +236,12 @@ def _asked(kind: type[Algorithm]) -> dict[str, Any]:
 
 
 def from_rewards(kind: type[Algorithm]) -> bool:
-    """Does it sample answers that something has to score?"""
+    """Does the algorithm sample answers that need a score?"""
     return samples(kind) and bool(kind().learns_from_rewards)
 
 
 def samples(kind: type[Algorithm]) -> bool:
-    """Does it learn from answers of its own? The others learn from given rows."""
+    """Does the algorithm learn from its own samples? The others learn from given rows."""
     return kind.data_kind == "prompts"
 
 
@@ -249,7 +249,7 @@ Groups = Mapping[str, tuple[str, ...]]
 
 
 def _rule(told: Mapping[str, Any], groups: Groups) -> Rule:
-    """What is said of an algorithm by its name goes before what is said of a group that it is in."""
+    """Build a rule. An entry for an algorithm takes precedence over an entry for one of its groups."""
     by_name = sorted(told.get("weigh", {}).items(), key=lambda item: not item[0].startswith("@"))
     weigh: dict[str, float] = {}
     for name, points in by_name:
@@ -273,7 +273,7 @@ def _rule(told: Mapping[str, Any], groups: Groups) -> Rule:
 
 
 def _resolved(names: Iterable[str], groups: Groups) -> list[str]:
-    """Keys in the order of the names, and of `ALGORITHMS` within a group."""
+    """Return algorithm keys in the order of the names, and within a group in the order of `ALGORITHMS`."""
     return [key for name in names for key in (groups[name] if name.startswith("@") else [ALGORITHMS[name].key])]
 
 

@@ -1,6 +1,6 @@
-"""The few questions that decide most: asked one after the other, each only where its answer can change something.
+"""The questions that matter most, asked one after the other, each only if its answer can change the advice.
 
-What to ask is data, too; an empty answer skips a question.
+`questions.yaml` holds the questions. An empty answer skips a question.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from posttrain.lab.advise.guides import Condition, met
 from posttrain.lab.plan.hardware import find_hardware
 
 Ask = Callable[[str], str]
-"""Shows a question and returns the line that was typed; raises EOFError when there is no more."""
+"""A function that shows a question and returns the typed line. It raises EOFError at the end of the input."""
 
 
 def yes_or_no(text: str) -> bool:
-    """`yes`, `y`, `true` and `1`, or `no`, `n`, `false` and `0`.
+    """Parse `yes`, `y`, `true` and `1`, or `no`, `n`, `false` and `0`.
 
     >>> yes_or_no("Y"), yes_or_no("no")
     (True, False)
     """
     known = {"yes": True, "y": True, "true": True, "1": True, "no": False, "n": False, "false": False, "0": False}
     if (answer := known.get(text.strip().lower())) is None:
-        raise ConfigError(given=f"{text!r}", allowed="yes or no", fix="Or press Enter, where it is not known.")
+        raise ConfigError(given=f"{text!r}", allowed="yes or no", fix="Press Enter if you do not know.")
     return answer
 
 
 def machine(text: str) -> dict[str, Any]:
-    """`8xH100`, `8x80` (GPUs of so many gigabytes), `8`, or `cpu`, as facts.
+    """Parse `8xH100`, `8x80` (eight GPUs with 80 GB each), `8`, or `cpu` into facts.
 
     >>> machine("8x80"), machine("4090x8"), machine("cpu")
     ({'gpus': 8, 'gpu_memory': 80.0}, {'gpus': 8, 'gpu_memory': 24.0}, {'gpus': 0})
     """
     number, _, each = text.strip().lower().partition("x")
-    number = "" if len(number.strip()) > 3 else number  # 4090x8 is eight of a name
+    number = "" if len(number.strip()) > 3 else number  # 4090x8 is eight GPUs named 4090
     if text.strip().lower() in ("cpu", "none", "0"):
         return {"gpus": 0}
     if text.strip().isdecimal():
@@ -54,13 +54,13 @@ def machine(text: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One question, and how its answer becomes facts."""
+    """A question, and how its answer becomes facts."""
 
     asks: str
     fact: str
-    """That it is about: what is known of it already is not asked."""
+    """The fact that the question is about. If the fact is already known, the question is skipped."""
     read: Callable[[str], Any] = str
-    """Reads a typed line: the value of the fact, or several facts by their names."""
+    """Parses a typed line into the value of the fact, or into a mapping with several facts."""
     when: Condition = field(default_factory=dict)
 
 
@@ -78,13 +78,13 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 
 @functools.cache
 def questions() -> tuple[Question, ...]:
-    """Those of questions.yaml."""
+    """Read the questions from questions.yaml."""
     told = yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
     return tuple(Question(**{**entry, "read": _READ[entry.get("read", "text")]}) for entry in told)
 
 
 def ask_for(facts: Facts, ask: Ask, complain: Callable[[str], None]) -> Facts:
-    """The facts with what was answered; a wrong answer is explained and asked again. The end of the input ends it."""
+    """Ask and return the facts with the answers. An invalid answer is explained and asked again; end of input stops."""
     for question in questions():
         if met(question.when, facts.known()) and met({question.fact: "unknown"}, facts.known()):
             try:

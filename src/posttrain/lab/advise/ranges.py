@@ -1,6 +1,6 @@
-"""Published ranges of settings: what a configuration has outside of them, and what usually follows.
+"""Published ranges of settings: which values of a configuration are outside, and what usually follows.
 
-Read from `ranges.yaml`, where each range says for which configurations it holds, and whose values it is made of.
+In `ranges.yaml`, each range says which configurations it applies to, and who published its values.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 
 FILE = Path(__file__).with_name("ranges.yaml")
 FROM_SCRATCH = 0.01
-"""Billions of parameters below which a model has not learnt a language."""
+"""Billions of parameters. A smaller model is taken to start from scratch, without knowledge of a language."""
 BUILT_IN = tuple(f"{form}:" for form in FORMS)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Values of one setting that were published, and what follows from others."""
+    """The published range of one setting, and the usual consequences outside it."""
 
     id: str
     setting: str
-    """Dotted; `rows` are those of a step, `updates` those of a batch, `passes` those over the data."""
+    """Dotted setting, or `rows` (per step), `updates` (per batch) or `passes` (over the data)."""
     when: Condition
     low: float | None
     high: float | None
@@ -52,7 +52,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Remark:
-    """A setting outside of what was published."""
+    """A setting outside its published range."""
 
     setting: str
     value: float
@@ -82,8 +82,8 @@ class Remark:
 
 
 def remarks(config: RunConfig) -> list[Remark]:
-    """The settings outside the published ranges, in the order of the ranges. Nothing is loaded and nothing refused."""
-    if config.algorithm.name not in ALGORITHMS:  # one of the user's own, about which nothing was published
+    """Return the settings outside their published ranges, in the order of the ranges. Nothing is refused."""
+    if config.algorithm.name not in ALGORITHMS:  # the user's own algorithm: nothing is published about it
         return []
     known, tree = facts_of(config), config.model_dump()
     found = []
@@ -96,25 +96,25 @@ def remarks(config: RunConfig) -> list[Remark]:
 
 
 def usual_values(known: Mapping[str, Any]) -> dict[str, Range]:
-    """Setting -> the range that holds in such a configuration, whose usual value a first config takes."""
+    """Map each setting to the range that applies here. Its `usual` value goes into a first config."""
     return {told.setting: told for told in reversed(ranges_for(known))}
 
 
 def ranges_for(known: Mapping[str, Any]) -> list[Range]:
-    """The ranges that hold for such a configuration; none for one that they are not about."""
+    """Return the ranges that apply to this configuration. None apply if `applies` is not met."""
     applies, told = ranges()
     return [one for one in told if met(applies, known) and met(one.when, known)]
 
 
 @functools.cache
 def ranges() -> tuple[Condition, tuple[Range, ...]]:
-    """(what every range is about, the ranges)."""
+    """Return (the condition common to all ranges, the ranges)."""
     told = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return told["applies"], tuple(Range(**entry) for entry in told["ranges"])
 
 
 def facts_of(config: RunConfig) -> dict[str, Any]:
-    """The facts about a configuration that conditions can refer to."""
+    """Return the facts about a configuration that conditions can refer to."""
     algorithm, train = config.algorithm.build(), config.train
     online = algorithm.data_kind == "prompts"
     parameters = parameters_of(config.model.path)
@@ -136,7 +136,7 @@ def facts_of(config: RunConfig) -> dict[str, Any]:
 
 
 def passes_of(config: RunConfig) -> float | None:
-    """How often the run learns from each row of its data, to a tenth; None where rows cannot be counted by lines."""
+    """Return the passes over the data, rounded to a tenth. None if the rows are not lines of local files."""
     data, train = config.data, config.train
     files = [Path(name).expanduser() for name in ([data.train] if isinstance(data.train, str) else data.train)]
     if not all(file.suffix == ".jsonl" and file.is_file() for file in files):
@@ -149,13 +149,13 @@ def passes_of(config: RunConfig) -> float | None:
 
 
 def _lines(file: Path) -> int:
-    """That are not empty."""
+    """Count the lines that are not blank."""
     with file.open("rb") as lines:
         return sum(not line.isspace() for line in lines)
 
 
 def parameters_of(model: str) -> float | None:
-    """Billions of parameters, from config.json or the name; None where neither says."""
+    """Return billions of parameters, from config.json or the name. None if neither gives them."""
     try:
         return read_architecture(model).parameters / 1e9
     except PosttrainError:

@@ -25,10 +25,10 @@ from posttrain.lab.plan.records import MemoryPlan
 from posttrain.lab.plan.workload import workload_of
 
 MODEL = "Qwen/Qwen3-0.6B"
-"""Where neither a model nor a size is told."""
+"""The model if neither a model nor a size is given."""
 ROWS = "rows"
 OWN_REWARD_MODEL = "my-reward-model"
-"""The folder of a reward model that is there already."""
+"""Placeholder for the folder of an existing reward model."""
 FILES: Mapping[str, str] = {
     "prompts": "prompts.jsonl",
     "pairs": "pairs.jsonl",
@@ -46,32 +46,32 @@ COLUMNS: Mapping[str, str] = {
     "steps": "prompt, completions, labels",
 }
 ANSWER_LENGTH = 1024
-"""Tokens of an answer, where nobody says."""
+"""Default length of an answer, in tokens."""
 TURN_LENGTH = 256
-"""Tokens of a turn, where nobody says."""
+"""Default length of a turn, in tokens."""
 MAX_TURNS = 5
-"""Turns of a trajectory. A game or a long search has more."""
+"""Default number of turns in a trajectory. A game or a long search needs more."""
 TURNS: Mapping[str, Mapping[str, Any]] = {
     "tools": {"tools": ["tools.py:look"]},
     "environment": {"environment": {"function": "environment.py:World", "history": "split"}},
     "agent": {"agent": {"function": "agent.py:run", "history": "split"}},
 }
-"""The part between the turns, by the names of the user's own files."""
+"""Settings for what comes between the turns, with placeholder names for the user's files."""
 SCORES_ITSELF = ("environment", "agent")
-"""A reward of that name also scores the trajectory."""
+"""Kinds of turns whose built-in reward of the same name scores the trajectory."""
 OF_TURNS = {
-    "environment.history": "as the chat template writes it, if it rewrites any",
-    "agent.history": "as the chat template writes it, if it rewrites any",
-    "sampling.max_completion_length": "of a turn",
-    "sampling.max_trajectory_length": "drawn and given",
+    "environment.history": "works even if the chat template rewrites earlier turns",
+    "agent.history": "works even if the chat template rewrites earlier turns",
+    "sampling.max_completion_length": "tokens of one turn",
+    "sampling.max_trajectory_length": "sampled and given tokens of all turns",
 }
-"""What is said beside these settings."""
+"""Comments next to these settings."""
 UPDATES_PER_BATCH = 4
-"""Where an algorithm is only different from its relatives when a batch is used more than once."""
+"""Updates per batch for algorithms that differ from related ones only if a batch is used more than once."""
 
 
 def model_for(facts: Facts) -> str:
-    """The model that was named, or a published one of about that size and kind."""
+    """Return the named model, or a published one of about the given size and kind."""
     if facts.model or facts.size is None:
         known = size_classes().get((facts.model or MODEL).lower())
         return known["model"] if known else facts.model or MODEL
@@ -81,9 +81,9 @@ def model_for(facts: Facts) -> str:
 
 
 def wants_lora(facts: Facts) -> bool:
-    """Adapters, where training all weights does not fit, a CPU would have to train a billion of them (which a model
-    that is named and of which nothing else is known may have), or memory matters most and nothing says that there is
-    enough."""
+    """Should the config train LoRA adapters? Yes, if training all weights does not fit; if a CPU would train a billion
+    parameters or more (a named model of unknown size may have as many); or if memory is a priority and the memory is
+    not known to be enough."""
     if "memory" in facts.priority and not facts.full_training_fits:
         return True
     large = facts.model is not None if facts.size is None else facts.size >= 1
@@ -91,23 +91,23 @@ def wants_lora(facts: Facts) -> bool:
 
 
 def settings_for(kind: type[Algorithm], facts: Facts, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that the situation requires, and the usual value of each setting whose default is unusual here."""
+    """Return the required settings, and the usual value of each setting whose default is unusual here."""
     usual = usual_values(_known(kind, facts, asked))
     unusual = {name: usual[f"algorithm.{name}"].usual for name in defaults_of(kind) if _differs(kind, name, usual)}
     return {**unusual, **asked}
 
 
 def defaults_of(kind: type[Algorithm]) -> dict[str, Any]:
-    """Setting -> default, by the names that a config uses."""
+    """Map each setting, by its name in a config, to its default."""
     return TypeAdapter(kind).dump_python(kind(), mode="json", by_alias=True)
 
 
 def starter(
     kind: type[Algorithm], facts: Facts, settings: Mapping[str, Any], changes: Mapping[str, Any] | None = None
 ) -> str:
-    """YAML that `load_config` takes, each published value with its range behind it.
+    """Return YAML for `load_config`. A comment after each value with a published range gives this range.
 
-    `settings` are those of the algorithm, `changes` dotted ones of anything that are set beside.
+    `settings` are the algorithm's own settings. `changes` are dotted settings of other sections.
     """
     usual = usual_values(_known(kind, facts, settings))
     tree = _tree(kind, facts, settings, usual)
@@ -119,7 +119,7 @@ def starter(
 
 
 def _known(kind: type[Algorithm], facts: Facts, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """As `ranges.facts_of` a configuration that does not yet exist."""
+    """Return the facts of `ranges.facts_of`, for a configuration that does not exist yet."""
     return {
         "algorithm": kind.key,
         "data_kind": kind.data_kind,
@@ -163,7 +163,7 @@ def _tree(
 
 
 def _differs(kind: type[Algorithm], name: str, usual: Mapping[str, Range]) -> bool:
-    """Is another value than the algorithm's default the usual one here? A default of none is a value of its own."""
+    """Is the algorithm's default outside the range that applies here? A default of None never is."""
     told = usual.get(f"algorithm.{name}")
     default = defaults_of(kind)[name]
     return told is not None and default is not None and not (told.low or 0) <= default <= (told.high or default)
@@ -177,8 +177,8 @@ def _group_size(kind: type[Algorithm], facts: Facts) -> int:
 
 
 def _lengths(facts: Facts) -> dict[str, int]:
-    """Tokens of the longest answer; half of what the model can read, where that is less. Of several turns, those of a
-    turn, and of the whole as much as turns of that length and as much again between them."""
+    """Return the token limits of an answer, at most half of the model's context length. With several turns: the limits
+    of a turn, and of the trajectory, with as many tokens between the turns as in them."""
     if facts.turns is None:
         return {"max_completion_length": _within_context(facts, facts.answer_length or ANSWER_LENGTH)}
     turn = facts.answer_length or TURN_LENGTH
@@ -191,10 +191,10 @@ def _lengths(facts: Facts) -> dict[str, int]:
 
 
 def _within_context(facts: Facts, wanted: int) -> int:
-    """At most half of what the model can read."""
+    """Return `wanted`, but at most half of the model's context length."""
     try:
         context = read_architecture(model_for(facts)).context
-    except PosttrainError:  # a model of which nothing is known
+    except PosttrainError:  # nothing is known about this model
         return wanted
     return wanted if context is None else min(wanted, context // 2)
 
@@ -214,7 +214,7 @@ def _train(kind: type[Algorithm], usual: Mapping[str, Range], group: int) -> dic
 
 
 def _rewards(kind: type[Algorithm], facts: Facts) -> list[dict[str, Any]]:
-    """How the new answers of this algorithm are scored."""
+    """Return the `rewards` section that scores this algorithm's samples."""
     if not (from_rewards(kind)):
         return []
     if facts.reward == "judge":
@@ -242,11 +242,11 @@ def _comments(tree: Mapping[str, Any], kind: type[Algorithm], usual: Mapping[str
 
 
 SAME_RESULT = ("train.", "model.", "sampling.max_batch_rows")
-"""Settings that save memory and take time."""
+"""Prefixes of settings that save memory at the cost of time, with the same result."""
 
 
 def cost_of(key: str, facts: Facts, settings: Mapping[str, Any], config: str) -> Cost:
-    """The cost of the algorithm with this configuration; bytes only if the model or its size is given."""
+    """Return the memory cost of the algorithm with this configuration. Without a model or a size, bytes are None."""
     roles = list(roles_of(ALGORITHMS[key](**settings), facts, lora=wants_lora(facts)))
     models, told = sum(role.counts for role in roles), tuple(map(str, roles))
     memory = None if facts.model is None and facts.size is None else _counted(config, facts)
@@ -262,7 +262,7 @@ def cost_of(key: str, facts: Facts, settings: Mapping[str, Any], config: str) ->
 
 
 def changes_to_fit(config: str, facts: Facts) -> Mapping[str, Any]:
-    """The fewest settings with which it fits and learns the same; none where it fits already, or nothing is enough."""
+    """Return the fewest changes that make the run fit, with the same result. Empty if it fits or none suffice."""
     if not facts.gpus or facts.gpu_memory is None or (facts.model is None and facts.size is None):
         return {}
     memory, available = _counted(config, facts), int(facts.gpu_memory * GIGABYTE)
@@ -280,10 +280,10 @@ def changes_to_fit(config: str, facts: Facts) -> Mapping[str, Any]:
 
 
 def _counted(config: str, facts: Facts, changes: Mapping[str, Any] | None = None) -> MemoryPlan | None:
-    """None for a model of which nothing is known."""
+    """Predict the memory of a configuration. None if nothing is known about its model."""
     tree, ranks = yaml.safe_load(config), facts.gpus or 1
     for reward in tree.get("rewards", ()):
-        if reward.get("model") == OWN_REWARD_MODEL:  # yours; taken to be as large as the policy
+        if reward.get("model") == OWN_REWARD_MODEL:  # the user's own; assumed to be as large as the policy
             reward["model"] = tree["model"]
     try:
         resolved = load_config(tree, changes or {}).config
@@ -299,11 +299,9 @@ def _note(memory: MemoryPlan, facts: Facts) -> str:
     each = "on each GPU, " if facts.gpus else ""
     model = "" if facts.model else f" for {model_for(facts)}"
     room = facts.gpu_memory if facts.gpus else None
-    fits = (
-        "" if room is None or memory.bytes <= room * GIGABYTE else ": it does not fit, whatever is set to save memory"
-    )
+    fits = "" if room is None or memory.bytes <= room * GIGABYTE else ": it does not fit, even with all memory savings"
     of = f", of {room:g} GiB{fits}" if room else ""
-    return f"{each}computed{model}{of}; posttrain plan says more"
+    return f"{each}computed{model}{of}; for more, run posttrain plan"
 
 
 # --- models by role --------------------------------------------------------------------------------------------------
@@ -311,12 +309,12 @@ def _note(memory: MemoryPlan, facts: Facts) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Role:
-    """A model, what is done with it, and when it is no second copy."""
+    """A model that a run uses, whether it is trained, and whether it takes memory of its own."""
 
     name: str
     trained: bool
     counts: bool
-    """Is it a model of its own in memory?"""
+    """Does it take memory as a separate model?"""
     note: str = ""
 
     def __str__(self) -> str:
@@ -325,7 +323,7 @@ class Role:
 
 
 def roles_of(algorithm: Algorithm, facts: Facts, *, lora: bool) -> Iterator[Role]:
-    """The policy first; what is on another machine or on disk is told, and does not count."""
+    """Yield the models, the policy first. Those on another machine or on disk are listed but do not count."""
     needs, online = algorithm.needs, algorithm.data_kind == "prompts"
     scored = online and algorithm.learns_from_rewards
     yield Role(name="model with a scalar head" if "scores" in needs else "policy", trained=True, counts=True)
@@ -345,7 +343,7 @@ def roles_of(algorithm: Algorithm, facts: Facts, *, lora: bool) -> Iterator[Role
 def _reference(online: bool, lora: bool) -> Role:
     if not online:
         return Role(
-            name="reference", trained=False, counts=False, note="asked once before the first step, kept on disk"
+            name="reference", trained=False, counts=False, note="computed once before the first step, kept on disk"
         )
     return Role(
         name="reference",

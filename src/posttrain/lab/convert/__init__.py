@@ -1,10 +1,10 @@
-"""`posttrain convert`: a script of TRL, the YAML of its command line or a config of verl, as a config of ours.
+"""`posttrain convert`: convert a TRL script, the YAML of TRL's command line or a verl config to a posttrain config.
 
     conversion = convert("train_grpo.py")
-    print(conversion.text)          YAML with a comment wherever something differs
-    conversion.open                 what has to be decided before it can be used
+    print(conversion.text)          YAML, with a comment where a setting differs
+    conversion.open                 decisions to make before the config can be used
 
-A script is parsed and never run.
+Scripts are parsed and never run.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from posttrain.lab.convert.records import FORMS, Source
 from posttrain.lab.convert.sources import read_source
 
 ORDER = ("preset", *RunConfig.model_fields)
-"""The order of the sections in the file."""
+"""Order of the sections in the YAML file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
-    """A config of ours, and what it does not say."""
+    """A posttrain config, and the settings that it could not take over."""
 
     project: str
     form: str
     text: str
     """The YAML file."""
     settings: Mapping[str, Any]
-    """The same as a tree."""
+    """The config as a tree."""
     notes: tuple[str, ...]
-    """What has no counterpart, line by line."""
+    """Settings without a counterpart, each with its line."""
     open: tuple[str, ...]
     """Decisions to make before the config can be used; empty if there are none."""
 
     def summary(self, to: Path | None = None) -> str:
-        """In a line or two: what was read, and what is left to do."""
+        """Return one or two lines: what was read, and what is left to do."""
         told = f"{self.form} of {self.project}. Not taken over: {len(self.notes)}. "
-        told += f"To decide: {len(self.open)}." if self.open else "The config can be used as it is."
+        told += f"To decide: {len(self.open)}." if self.open else "The config is ready to use."
         return f"{told}\nWritten to {to}." if to else told
 
     def to_json(self) -> dict[str, Any]:
@@ -63,12 +63,12 @@ class Conversion:
 def convert(
     path: str | PathLike[str], *, form: str = "", rows: int | None = None, devices: int | None = None
 ) -> Conversion:
-    """The config in a file of TRL or verl as one of ours.
+    """Convert the config in a TRL or verl file to a posttrain config.
 
-    `form` says what a file trains that does not say so itself: grpo, dpo, kto ... `rows` is the number of training
-    rows, to count passes over them in steps; `devices` the number of processes that the other library was started
-    with, where no command in the file says it. Raises ConfigError for a file that cannot be read or holds no config
-    that is known.
+    `form` names the algorithm (grpo, dpo, kto ...), if the file does not. `rows` is the number of training rows, to
+    convert passes over the data to steps. `devices` is the number of processes that the other library was started
+    with, if no command in the file gives it. Raises ConfigError for a file that cannot be read or that holds no known
+    config.
     """
     source = read_source(Path(path), form)
     meaning = meaning_of(source, rows=rows, devices=devices or source.devices)
@@ -91,14 +91,14 @@ def convert(
 
 
 def write(conversion: Conversion, path: Path) -> None:
-    """Write the file. Raises ConfigError where it is there already."""
+    """Write the file. Raises ConfigError if it already exists."""
     if path.exists():
-        raise ConfigError(given=f"{path} exists", allowed="a file that does not exist yet", fix="Name another one.")
+        raise ConfigError(given=f"{path} exists", allowed="a file that does not exist yet", fix="Name another file.")
     write_atomically(path, conversion.text)
 
 
 def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as sections, in the order of the documentation."""
+    """Nest dotted keys into sections, in the order of the documentation."""
     tree: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, last = key.split(".")
@@ -112,7 +112,7 @@ def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refused(tree: Mapping[str, Any]) -> list[str]:
-    """What the loader, or a rule, says about the config."""
+    """Return the errors that loading or checking the config raises."""
     try:
         check(load_config(tree))
     except ConfigError as error:
@@ -126,10 +126,10 @@ def _text(
 ) -> str:
     form = FORMS[source.project][source.form]
     version = form.get("version", FORMS["version"][source.project])
-    parts = [f"# From {path.name}: {source.form} of {source.project}. What it leaves open is as in {version}."]
-    parts += _block("Before it can be used:", undecided)
+    parts = [f"# From {path.name}: {source.form} of {source.project}. Defaults are those of {version}."]
+    parts += _block("Before you can use it:", undecided)
     parts += [write_tree(tree, meaning.comments).rstrip("\n")]
-    parts += _block("Not the same, whatever the file says:", form.get("differs", []))
+    parts += _block("Always different:", form.get("differs", []))
     parts += _block("Not taken over:", notes)
     return "\n".join(parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""Settings on command lines: those of hydra, and those of TRL's verbs and example scripts."""
+"""Reads settings from command lines: hydra overrides, and the options of TRL's commands and example scripts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posttrain.lab.convert.records import TRL, VERL, Given, Source, Unread, form
 
 
 def of_commands(text: str, path: Path, verb: str) -> Source:
-    """`python -m verl.trainer.main_ppo a.b=c`, or `trl grpo --a b` and the example scripts of that name."""
+    """Read `python -m verl.trainer.main_ppo a.b=c`, `trl grpo --a b`, or a command that starts TRL's example script."""
     variables: dict[str, str] = {}
     for line, words in _commands(text):
         words = [_substituted(word, variables) for word in words]
@@ -33,15 +33,15 @@ def of_commands(text: str, path: Path, verb: str) -> Source:
             launched = dict(_options(words[:place])) if place else {}
             count = next((launched[name] for name in _PROCESSES if isinstance(launched.get(name), int)), 1)
             return Source(TRL, form, given, devices=count)
-    raise nothing_found(path, "a command that starts verl.trainer.main_ppo, or trl with a verb")
+    raise nothing_found(path, "a command that starts verl.trainer.main_ppo, or a command such as trl grpo")
 
 
 _PROCESSES = ("num_processes", "nproc_per_node")
-"""What accelerate and torchrun call them."""
+"""The options of accelerate and torchrun for the number of processes."""
 
 
 def _commands(text: str) -> Iterator[tuple[Any, list[str]]]:
-    """(the line on which a word stands, the words) of each command; a backslash continues a line."""
+    """Yield (a function from a word to its line number, the words) for each command. A backslash continues a line."""
     first = 1
     for command in re.split(r"(?<!\\)\n", text):
         lines = command.split("\n")
@@ -49,7 +49,7 @@ def _commands(text: str) -> Iterator[tuple[Any, list[str]]]:
         def line(word: str, lines: list[str] = lines, first: int = first) -> int:
             return first + next((number for number, text in enumerate(lines) if word in text), 0)
 
-        with contextlib.suppress(ValueError):  # an open quote: no command of ours
+        with contextlib.suppress(ValueError):  # an unclosed quote: not a command to read
             yield line, shlex.split(command.replace("\\\n", " "), comments=True)
         first += len(lines)
 
@@ -63,7 +63,7 @@ def _substituted(word: str, variables: Mapping[str, str]) -> str:
 
 
 def _options(words: list[str]) -> Iterator[tuple[str, Any]]:
-    """--name value, --name a b, --name=value, and --name alone for true."""
+    """Parse `--name value`, `--name a b`, `--name=value`, and `--name` alone, which means true."""
     for place, word in enumerate(words):
         if not word.startswith("--"):
             continue
@@ -88,5 +88,5 @@ def _value(text: str) -> Any:
     except yaml.YAMLError:
         return text
     if isinstance(value, str) and re.fullmatch(r"[-+]?\d+(\.\d*)?e[-+]?\d+", value, re.IGNORECASE):
-        return float(value)  # 1e-6, which is text in YAML 1.1
+        return float(value)  # 1e-6 is text in YAML 1.1
     return value

@@ -1,5 +1,5 @@
-"""Translates the settings of another library: by names.yaml, by forms.yaml if a form gives them a meaning of their own,
-and by the arithmetic of sizes.py."""
+"""Translates the settings of another library: with names.yaml, with forms.yaml for names that mean something special in
+one kind of config, and with the arithmetic of sizes.py."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from posttrain.lab.convert.records import FORMS, LORA, TRL, Given, Source, Unrea
 from posttrain.lab.convert.sizes import SIZES, Sizes
 
 CADENCES = ("checkpoint.every", "evaluation.every", "train.warmup_steps")
-"""Settings of ours in steps. A share, as in save_steps = 0.1, is one of all steps."""
+"""Our settings that count steps. The other library may give a share of all steps, as in save_steps = 0.1."""
 PLACEHOLDER = "VALUE"
 
 
 @dataclass(frozen=True)
 class Note:
-    """A setting that was not taken over, and why."""
+    """A setting that was not taken over, and the reason."""
 
     line: int
     name: str
@@ -37,7 +37,7 @@ class Note:
 
 @dataclass
 class Meaning:
-    """Settings of ours, each with a comment where it is not the plain counterpart, and what was not taken over."""
+    """The translated settings, comments on those that differ from the original, and settings not taken over."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     """Dotted key -> value."""
@@ -48,8 +48,8 @@ class Meaning:
 
 
 def meaning_of(source: Source, *, rows: int | None = None, devices: int = 1) -> Meaning:
-    """The settings of `source` as ours. `rows` is the number of training rows, which passes over them are counted in;
-    `devices` how many processes the other library was started with."""
+    """Translate the settings of `source` to ours. `rows` is the number of training rows, needed to convert passes to
+    steps. `devices` is the number of processes that the other library was started with."""
     return _Translation(source, rows, devices).run()
 
 
@@ -78,14 +78,14 @@ class _Translation:
             self._part(part)
         self._rewards()
         if self.meaning.settings.get("reference.path") == self.meaning.settings.get("model.path"):
-            self.meaning.settings.pop("reference.path", None)  # the model that the run starts with, as it is without
+            self.meaning.settings.pop("reference.path", None)  # by default the reference is the initial model
         self._leave_out_defaults()
         return self.meaning
 
     # --- the algorithm ---
 
     def _choose(self) -> None:
-        """The setting that decides about the algorithm comes first: others depend on what it stands for."""
+        """Translate the setting that selects the algorithm first, because other settings depend on it."""
         for name, values in self.form.get("choice", {}).items():
             given = self.given.pop(name, Given(None))
             value = "+".join(map(str, given.value)) if isinstance(given.value, list) else given.value
@@ -138,7 +138,7 @@ class _Translation:
         elif sizes.passes is not None:
             self.meaning.open.append(
                 f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}: the file counts passes over the "
-                "rows; posttrain convert --rows N computes the steps."
+                "rows; to compute the steps, run posttrain convert --rows N."
             )
         return sizes
 
@@ -148,7 +148,7 @@ class _Translation:
     # --- one setting after the other ---
 
     def _entry(self, name: str) -> Any:
-        """What is said about a name: by the longest end of it in forms.yaml, else in names.yaml."""
+        """Return the entry for a name: the longest matching suffix in forms.yaml, otherwise the entry of names.yaml."""
         parts = name.split(".")
         ends = (".".join(parts[start:]) for start in range(len(parts)))
         own = next((self.entries[end] for end in ends if end in self.entries), None)
@@ -158,10 +158,10 @@ class _Translation:
         if given.value is None or name in ("reward_funcs", "reward_weights"):
             return None
         if told is None:
-            return self._note(name, given, "it is not known here")
+            return self._note(name, given, "posttrain does not know it")
         if isinstance(given.value, Unread) and not isinstance(told, Nothing):
             key = told if isinstance(told, str) else told.key if isinstance(told, Ours) else "its counterpart"
-            return self._open(name, given, f"only running the script would reveal it; set {key} yourself")
+            return self._open(name, given, f"its value is known only when the script runs; set {key} yourself")
         if isinstance(told, Mapping):
             if "if" in told and not self._holds(told["if"]):
                 return self._note(name, given, f"{self.source.project} reads it only together with {told['if']}")
@@ -173,7 +173,7 @@ class _Translation:
         return self._plain(name, given, told, sizes)
 
     def _special(self, name: str, given: Given, told: Mapping[str, Any]) -> None:
-        """A value that stands for several settings of ours."""
+        """Translate a value that stands for several of our settings."""
         if "as" in told:
             settings = {key: _filled(value, given.value) for key, value in told["as"].items()}
         elif _hashable(given.value) and given.value in told["values"]:
@@ -207,7 +207,7 @@ class _Translation:
             if (value := told.values[value]) is None:
                 return None
         elif not told.same_value:
-            return self._note(name, given, f"here it is {told.key}{f' ({told.note})' if told.note else ''}")
+            return self._note(name, given, f"its counterpart is {told.key}{f' ({told.note})' if told.note else ''}")
         if not self._exists(told.key):
             return self._note(name, given, f"{self.algorithm} has no such setting")
         if told.key in CADENCES:
@@ -215,7 +215,7 @@ class _Translation:
         return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
 
     def _cadence(self, name: str, given: Given, told: Ours, sizes: Sizes | None) -> None:
-        """In steps of ours; a share of all steps where it is below 1."""
+        """Convert a number of steps to our steps. A value below 1 is a share of all steps."""
         value, counted = given.value, sizes.counted if sizes else 1
         if isinstance(value, float) and 0 < value < 1:
             steps = self.meaning.settings.get("train.steps")
@@ -230,19 +230,19 @@ class _Translation:
         return not key.startswith("algorithm.") or key in self.own or key.startswith("algorithm.correction.")
 
     def _holds(self, name: str) -> bool:
-        """Is a setting true? By its own name, or by the end of it."""
+        """Is a setting true? `name` is its full name or the last part of it."""
         told = (given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}"))
         return any(bool(value) and not isinstance(value, Unread) for value in told)
 
     def _part(self, part: str) -> None:
-        """LoraConfig: a record of its own, with its own names and defaults."""
+        """Translate a LoraConfig, a separate record with its own names and defaults."""
         form, prefix = FORMS[TRL][part], f"{part}."
         own = {n.removeprefix(prefix): g for n, g in self.source.settings.items() if n.startswith(prefix)}
         for name, given in ({n: Given(v) for n, v in form["defaults"].items()} | own).items():
             self._take(name, given, form["settings"].get(name), None)
 
     def _rewards(self) -> None:
-        """reward_funcs with its weights, a function of verl's signature, or what verl scores such rows with."""
+        """Translate reward_funcs and their weights, verl's custom function, or verl's reward for such rows."""
         funcs, weights = self.given.get("reward_funcs", Given(None)), self.given.get("reward_weights", Given(None))
         entries = funcs.value if isinstance(funcs.value, list) else [funcs.value] if funcs.value else []
         rewards = [entry for entry in (self._reward(entry, funcs) for entry in entries) if entry is not None]
@@ -271,7 +271,7 @@ class _Translation:
             yield {"function": f"{told['path']}:{told.get('name') or 'compute_score'}"}
             self.meaning.open.append(
                 "A reward function of verl takes (data_source, solution_str, ground_truth, extra_info); ours takes "
-                "(prompt, completion, **row): write one that calls the other."
+                "(prompt, completion, **row): write a function of ours that calls verl's."
             )
             return
         files = str(self.meaning.settings.get("data.train", "")).lower()
@@ -280,10 +280,10 @@ class _Translation:
             yield {"name": found}
             self.meaning.comments["rewards.0.name"] = "verl scores each row by its data_source"
 
-    # --- what is said ---
+    # --- messages ---
 
     def _note(self, name: str, given: Given, text: str) -> None:
-        """Nothing is said about what the other library does by default."""
+        """Add a note. Defaults of the other library get none."""
         if given.line:
             self.meaning.notes.append(Note(given.line, name, given.value, text))
 
@@ -291,7 +291,7 @@ class _Translation:
         self.meaning.open.append(str(Note(given.line, name, given.value, text)) if given.line else f"{name}: {text}.")
 
     def _leave_out_defaults(self) -> None:
-        """What our defaults, or those of the preset, say as well need not be written, unless the file did."""
+        """Remove settings that equal our defaults or the preset's, unless the file gives them."""
         settings, comments = self.meaning.settings, self.meaning.comments
         preset = PRESETS.get(settings.get("preset", ""), {}).get("algorithm", {})
         defaults = {doc.path: doc.default for doc in describe_fields()}
@@ -304,7 +304,7 @@ class _Translation:
 
 
 def _origin(name: str, given: Given, project: str, note: str = "", key: str = "") -> str:
-    """`epsilon, TRL's default`; nothing for a setting of the same name."""
+    """Return a comment such as `epsilon, TRL's default`. A setting with the same name here needs none."""
     last, short = name.rpartition(".")[2], ".".join(name.split(".")[-2:])
     if not given.line:
         return f"{short}, {project}'s default"
@@ -313,7 +313,7 @@ def _origin(name: str, given: Given, project: str, note: str = "", key: str = ""
 
 
 def _filled(pattern: Any, value: Any) -> Any:
-    """The pattern with the value in place of VALUE, at any depth."""
+    """Return the pattern with VALUE replaced by the value, at any depth."""
     if isinstance(pattern, list):
         return [_filled(inner, value) for inner in pattern]
     if isinstance(pattern, Mapping):

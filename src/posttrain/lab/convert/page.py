@@ -1,4 +1,4 @@
-"""The pages docs/moving, written from names.yaml and forms.yaml: `python -m posttrain.lab.convert.page docs/moving`."""
+"""Writes the pages docs/moving from names.yaml and forms.yaml: `python -m posttrain.lab.convert.page docs/moving`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADS = Path(__file__).with_name("pages")
 
 
 def moving_pages() -> Mapping[str, str]:
-    """File name -> Markdown: a page for each project, and one that leads to them."""
+    """Map file names to Markdown: an index page, and a page for each project."""
     pages = {f"{project.lower()}.md": _page(project) for project in peers() if project not in (COMMON, FAMILIES)}
     return {"index.md": "\n\n".join([_head("index"), *_values()]) + "\n", **pages}
 
@@ -36,7 +36,7 @@ def _page(project: str) -> str:
 
 
 def _form(name: str, form: Mapping[str, Any]) -> Iterator[str]:
-    """What a config of one form means: its algorithms, its defaults, and what is never the same."""
+    """Yield the meaning of one kind of config: its algorithms, its defaults, and what always differs."""
     if name == LORA:
         return
     yield f"## `{name}`"
@@ -48,9 +48,9 @@ def _form(name: str, form: Mapping[str, Any]) -> Iterator[str]:
     if special:
         yield _table(("setting", "here"), special)
     if differs := form.get("differs"):
-        yield "Never the same:\n\n" + "\n".join(f"- {line}" for line in differs)
+        yield "Always different:\n\n" + "\n".join(f"- {line}" for line in differs)
     silent = {key: value for key, value in form.get("defaults", {}).items() if value is not None}
-    yield "Where the file is silent: " + ", ".join(f"`{key} = {show(value)}`" for key, value in silent.items()) + "."
+    yield "Its defaults: " + ", ".join(f"`{key} = {show(value)}`" for key, value in silent.items()) + "."
 
 
 def _choice(told: Mapping[str, Any]) -> str:
@@ -61,7 +61,7 @@ def _choice(told: Mapping[str, Any]) -> str:
 
 
 def _special(told: Any) -> str:
-    """The values of a setting that stand for settings of ours, but for those that change nothing."""
+    """Describe the values of a setting that translate to our settings, without those that change nothing."""
     if not isinstance(told, Mapping) or "values" not in told:
         return ""
     stands = [
@@ -82,7 +82,7 @@ def _here(entry: Entry) -> str:
 
 
 def _values() -> Iterator[str]:
-    beginnings = {COMMON: "Names that several projects have", FAMILIES: "Names that begin with"}
+    beginnings = {COMMON: "Names that several projects share", FAMILIES: "Names that begin with"}
     for section, title in beginnings.items():
         rows = [(f"`{name}`", _here(entry)) for name, entry in peers()[section].items()]
         yield f"## {title}\n\n{_table(('name', 'here'), rows)}"

@@ -1,4 +1,4 @@
-"""The records that the readers of foreign files return."""
+"""Records that the readers of other libraries' files return."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FORMS: Mapping[str, Any] = yaml.load(
 )
 TRL, VERL, LORA = "TRL", "verl", "LoraConfig"
 VERBS: Mapping[str, str] = {verb: form for form, told in FORMS[TRL].items() for verb in told.get("verbs", ())}
-"""`grpo`, as TRL's command line and its example scripts call it -> GRPOConfig."""
+"""Name in TRL's command line and example scripts, such as `grpo` -> form, such as GRPOConfig."""
 
 
 @dataclass(frozen=True)
 class Unread:
-    """A value that only running the script would tell."""
+    """A value that is known only when the script runs."""
 
     source: str
 
@@ -31,7 +31,7 @@ class Unread:
 
 @dataclass(frozen=True)
 class Given:
-    """The given value of a setting; line 0 marks a default of the other library."""
+    """A setting's value and its line in the file. Line 0 marks a default of the other library."""
 
     value: Any
     line: int = 0
@@ -39,29 +39,29 @@ class Given:
 
 @dataclass
 class Source:
-    """The settings of a file, by the names that the other library has for them."""
+    """The settings of a file, under the names of the other library."""
 
     project: str
     form: str
     settings: dict[str, Given] = field(default_factory=dict)
     parts: list[str] = field(default_factory=list)
-    """Other records that the file holds: LoraConfig."""
+    """Names of further records in the file, such as LoraConfig."""
     remarks: list[tuple[int, str]] = field(default_factory=list)
-    """(line, what was seen there beside settings)."""
+    """(line, a remark on something there that is not a setting)."""
     to_do: list[tuple[int, str]] = field(default_factory=list)
-    """(line, what has to be done before the config can be used)."""
+    """(line, a task to do before the config can be used)."""
     devices: int = 1
-    """Processes that the command starts."""
+    """Number of processes that the command starts."""
 
 
 def form_of(verb: str) -> str | None:
-    """The form that `grpo`, or an example script of that name, is about."""
+    """Return the form for a command such as `grpo`, or for an example script of that name."""
     return VERBS.get(verb.lower().replace("-", "_"))
 
 
 def nothing_found(path: Path, looked_for: str) -> ConfigError:
     return ConfigError(
-        given=f"{path} holds no config that is known",
+        given=f"{path} holds no known config",
         allowed=looked_for,
         fix=f"Say what the file trains: posttrain convert {path} --as {'|'.join(VERBS)}.",
     )

@@ -1,4 +1,4 @@
-"""Settings in a Python script, which is parsed and never run."""
+"""Reads settings from a Python script. The script is parsed and never run."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def of_script(text: str, path: Path) -> Source:
     if not configs and any(script.called(call) in ("TrlParser", "HfArgumentParser") for call in script.calls):
         raise ConfigError(
             given=f"{path} takes its settings from its command line",
-            allowed="a file that holds them",
-            fix="Put the command into a file, and convert that: posttrain convert command.sh",
+            allowed="a file that holds the settings",
+            fix="Put the command into a file, and convert this file: posttrain convert command.sh",
         )
     if not configs:
         looked_for = f"a call of {', '.join(form for form in FORMS[TRL] if form.isidentifier() and form != LORA)}"
@@ -37,13 +37,13 @@ def of_script(text: str, path: Path) -> Source:
         if part == LORA:
             source.parts.append(LORA)
             source.settings |= {f"{LORA}.{name}": given for name, given in script.arguments(other).items()}
-    source.remarks += [(c.lineno, f"a second {f}, which is left out") for c, f in configs[:-1]]
+    source.remarks += [(c.lineno, f"a second {f}, which is ignored") for c, f in configs[:-1]]
     for trainer in script.calls:
         if re.fullmatch(r"\w*Trainer", script.called(trainer)):
             source.settings = script.given_to(trainer, source) | source.settings
             if any(f"{path}:" in str(g.value) for g in source.settings.values()):
-                why = "imports TRL" if script.guarded else "trains"
-                told = f"importing this file {why}: move its rewards to a file of their own, and name that in rewards"
+                why = "imports TRL" if script.guarded else "starts training"
+                told = f"importing this file {why}: move its rewards to a separate file, and name that file in rewards"
                 (source.remarks if script.guarded else source.to_do).append((trainer.lineno, told))
     sampled = script.names.get("generation_kwargs")
     if isinstance(sampled, ast.Dict) and isinstance(given := script.value(sampled), dict):
@@ -52,7 +52,7 @@ def of_script(text: str, path: Path) -> Source:
 
 
 class _Script:
-    """The syntax tree of a script, with what its names were assigned."""
+    """The syntax tree of a script, with the values assigned to its names."""
 
     def __init__(self, tree: ast.Module, path: Path) -> None:
         self.path = path
@@ -69,12 +69,12 @@ class _Script:
         self.guarded = any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
 
     def called(self, call: ast.Call) -> str:
-        """The last part of the name of what is called, as it is known where it was imported from."""
+        """Return the last part of the called function's name. Import aliases are resolved."""
         name = ast.unparse(call.func)
         return self.imported.get(name, name).rpartition(".")[2]
 
     def form_of(self, call: ast.Call) -> str | None:
-        """The form of forms.yaml that a call makes; one that is `known_by` names goes before another one."""
+        """Return the form of forms.yaml that a call creates. A form that `known_by` recognises takes precedence."""
         name, given = self.called(call), {keyword.arg for keyword in call.keywords}
         older = (
             form for form, told in FORMS[TRL].items() if form.startswith(f"{name} ") and given & {*told["known_by"]}
@@ -82,7 +82,7 @@ class _Script:
         return next(older, name if name in FORMS[TRL] else None)
 
     def arguments(self, call: ast.Call) -> dict[str, Given]:
-        """The keywords of a call; of `**` what a dict of literals says."""
+        """Return the keyword arguments of a call, including `**` of a dict of literals."""
         given: dict[str, Given] = {}
         for keyword in call.keywords:
             value = self.value(keyword.value)
@@ -93,7 +93,7 @@ class _Script:
         return given
 
     def value(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Any:
-        """The literal that an expression stands for, through names that were assigned; else its source."""
+        """Return the literal value of an expression, following assigned names; otherwise its source as Unread."""
         if isinstance(node, ast.Name) and node.id in self.names:
             return self.value(self.names[node.id], seen | {node.id}) if node.id not in seen else Unread(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # config.model_name
@@ -116,7 +116,7 @@ class _Script:
             return Unread(ast.unparse(node))
 
     def given_to(self, trainer: ast.Call, source: Source) -> dict[str, Given]:
-        """The arguments of a trainer beside its config: models, data and rewards."""
+        """Return the arguments of a trainer other than its config: models, data and rewards."""
         given: dict[str, Given] = {}
         for keyword in trainer.keywords:
             name, node, line = keyword.arg or "", keyword.value, keyword.value.lineno
@@ -127,7 +127,7 @@ class _Script:
             elif name in _REWARDS:
                 given["reward_funcs"] = Given(self._rewards(node), line)
             elif name not in _READ_ELSEWHERE:
-                source.remarks.append((line, f"{name} = {_short(ast.unparse(node))} is Python, and was not taken over"))
+                source.remarks.append((line, f"{name} = {_short(ast.unparse(node))} is code, and was not taken over"))
         positional = [node for node in trainer.args if not self._is_config(node)]  # PPOTrainer(config, model, ...)
         for name, node in zip(("model_name_or_path", "ref_model"), positional, strict=False):
             given |= self._model(name, node, node.lineno)
@@ -151,7 +151,7 @@ class _Script:
         return {name: Given(self.value(node), line)}
 
     def _data(self, node: ast.expr, line: int, source: Source, *, held_out: bool) -> dict[str, Given]:
-        """The load_dataset behind an expression, with a remark on what the script does to its rows."""
+        """Find the load_dataset call behind an expression, and remark if the script changes its rows."""
         names = ("eval_dataset", "eval_split") if held_out else ("dataset_name", "dataset_train_split")
         calls = list(self._behind(node))
         load = next((call for call in calls if self.called(call) == "load_dataset"), None)
@@ -166,7 +166,7 @@ class _Script:
                 return given
         changes = [self.called(call) for call in calls if call not in (load, halved)]
         if changes:
-            told = f"the script changes the rows ({', '.join(changes)}); do so in a file, and name that in data.train"
+            told = f"the script changes the rows ({', '.join(changes)}); write them to a file for data.train"
             source.to_do.append((load.lineno, told))
         arguments = self.arguments(load)
         named = [self.value(argument) for argument in load.args[:2]]
@@ -183,7 +183,7 @@ class _Script:
         return given
 
     def _behind(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Iterator[ast.Call]:
-        """load_dataset and the methods that were called on it, the last one first."""
+        """Yield load_dataset and the methods called on its result, last call first."""
         if isinstance(node, ast.Name) and node.id not in seen:
             for value in reversed(self.assigned.get(node.id, [])):
                 yield from self._behind(value, seen | {node.id})
@@ -195,7 +195,7 @@ class _Script:
                 yield from self._behind(node.func.value, seen)
 
     def _split(self, node: ast.expr) -> str | None:
-        """dataset["train"]"""
+        """Return `train` for `dataset["train"]`."""
         node = self.names.get(node.id, node) if isinstance(node, ast.Name) else node
         if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
             return str(node.slice.value)

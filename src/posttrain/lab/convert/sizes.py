@@ -1,4 +1,4 @@
-"""From device batches, accumulation and generation batches to the sizes of a step: prompts, minibatches, steps.
+"""Converts device batches, accumulation and generation batches to our sizes: prompts, minibatches, steps.
 
 TRL, sampled     rows of an update = per_device_train_batch_size * gradient_accumulation_steps * devices
                  prompts_per_step  = generation_batch_size / num_generations,   minibatches = its rows / those
@@ -15,30 +15,30 @@ from math import ceil
 from typing import Any
 
 Get = Callable[[str], Any]
-"""The value of a setting in the other library, or its default; None if it has none."""
+"""A function that returns a setting's value in the other library, or its default; None if it has none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """The sizes of another library as ours."""
+    """Another library's batch sizes, converted to ours."""
 
     prompts: Fraction
-    """Prompts, or given rows, of a step."""
+    """Prompts, or given rows, per step."""
     origin: str
-    """How they were worked out."""
+    """How the sizes were computed, as text."""
     minibatches: Fraction = Fraction(1)
     epochs: int = 1
     counted: int = 1
-    """Steps of the other library in one of ours: its optimizer steps, or 1 if it counts as we do."""
+    """The other library's steps in one of ours: its optimizer steps, or 1 if it counts as we do."""
     limit: int | None = None
-    """Steps as the other library counts them."""
+    """Total number of steps, as the other library counts them."""
     passes: float | None = None
-    """Passes over the rows, where there is no limit."""
+    """Passes over the rows, if there is no limit."""
     used: tuple[str, ...] = field(default=())
-    """The settings that are said with this."""
+    """The settings of the other library that these sizes cover."""
 
     def steps(self, rows: int | None) -> int | None:
-        """Steps of ours; None where only the number of rows would tell."""
+        """Return the number of our steps. None if it depends on an unknown number of rows."""
         if self.limit is not None:
             return max(1, ceil(Fraction(self.limit, self.counted)))
         if rows is None or self.passes is None:
@@ -56,13 +56,13 @@ LENGTHS = ("max_steps", "num_train_epochs")
 
 
 def generated(get: Get, devices: int) -> Sizes:
-    """GRPO and RLOO of TRL: a generation batch is sampled at once and trained in one or several updates."""
+    """Convert TRL's GRPO and RLOO: a generation batch is sampled together and trained on in one or more updates."""
     rows = get(BATCHES[0]) * devices
     generation = get("generation_batch_size") or rows * (get("steps_per_generation") or get(BATCHES[1]))
     epochs, minibatches = get("num_iterations"), Fraction(generation, rows * get(BATCHES[1]))
     return Sizes(
         prompts=Fraction(generation, get("num_generations")),
-        origin=f"{generation} completions are sampled at once, {get('num_generations')} to a prompt",
+        origin=f"{generation} completions are sampled together, {get('num_generations')} per prompt",
         minibatches=minibatches,
         epochs=epochs,
         counted=max(1, ceil(minibatches * epochs)),
@@ -72,14 +72,14 @@ def generated(get: Get, devices: int) -> Sizes:
 
 
 def given(get: Get, devices: int) -> Sizes:
-    """Losses of TRL on given rows or pairs, and those that sample one group per row."""
-    origin = f"{get(BATCHES[0])} to a device * {get(BATCHES[1])} accumulated * {devices} device(s)"
+    """Convert TRL's losses on given rows or pairs, and those that sample one group per row."""
+    origin = f"{get(BATCHES[0])} per device * {get(BATCHES[1])} accumulated * {devices} device(s)"
     rows = get(BATCHES[0]) * get(BATCHES[1]) * devices
     return Sizes(prompts=Fraction(rows), origin=origin, **_length(get), used=(*BATCHES[:2], *LENGTHS))
 
 
 def episodes(get: Get, devices: int) -> Sizes:
-    """PPO of TRL 0.12 and later, which counts episodes."""
+    """Convert PPO of TRL 0.12 and later, which counts episodes."""
     told = given(get, devices)
     batch, total = int(told.prompts), get("total_episodes")
     return Sizes(
@@ -94,7 +94,7 @@ def episodes(get: Get, devices: int) -> Sizes:
 
 
 def samples(get: Get, devices: int) -> Sizes:
-    """PPO of TRL before that, whose `steps` are samples."""
+    """Convert PPO of TRL before 0.12, whose `steps` count samples."""
     batch, total = get("batch_size"), get("steps")
     return Sizes(
         prompts=Fraction(batch * devices),
@@ -107,7 +107,7 @@ def samples(get: Get, devices: int) -> Sizes:
 
 
 def global_(get: Get, devices: int) -> Sizes:
-    """verl, whose sizes are those of all devices together and whose steps are ours."""
+    """Convert verl's sizes, which cover all devices together. Its steps equal ours."""
     batch = get("data.train_batch_size")
     mini = min(batch, get("actor_rollout_ref.actor.ppo_mini_batch_size"))
     return Sizes(

@@ -17,9 +17,9 @@ from posttrain.lab.convert.scripts import of_script
 
 
 def read_source(path: Path, verb: str = "") -> Source:
-    """The settings in a file. `verb` is what trains (grpo, dpo ...), for a file that does not say so.
+    """Read the settings in a file. `verb` names the algorithm (grpo, dpo ...), if the file does not.
 
-    Raises ConfigError for a file that cannot be read, or in which no config is found.
+    Raises ConfigError for a file that cannot be read, or that holds no config.
     """
     if verb and form_of(verb) is None:
         raise ConfigError(given=f"a file that trains {verb!r}", allowed=", ".join(VERBS), fix="Name one with --as.")
@@ -44,7 +44,7 @@ def _read(path: Path, verb: str) -> Source:
 
 
 def _of_mapping(path: Path, verb: str) -> Source:
-    """TRL's command line takes settings without sections; those of verl have the sections of hydra."""
+    """Read a YAML file. Settings of TRL's command line have no sections; verl's have the sections of hydra."""
     content, text = read_mapping(path), path.read_text(encoding="utf-8")
     if "actor_rollout_ref" in content or ("data" in content and "algorithm" in content and not verb):
         named = {name: value for name, value in _nested(content, "") if not name.startswith(("defaults", "hydra"))}
@@ -60,7 +60,7 @@ _TELLING = {
     "center_rewards_coefficient": "RewardConfig", "num_ppo_epochs": "PPOConfig", "assistant_only_loss": "SFTConfig",
     "packing": "SFTConfig", "f_divergence_type": "DPOConfig", "precompute_ref_log_probs": "DPOConfig",
 }  # fmt: skip
-"""Settings that only one form has."""
+"""Setting that occurs in one form only -> that form."""
 
 
 def _nested(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
@@ -74,7 +74,7 @@ def _nested(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
 
 
 def _filled(value: Any, named: Mapping[str, Any]) -> Any:
-    """A reference to another setting of the same file: ${data.train_batch_size}."""
+    """Resolve a reference to another setting of the same file, such as ${data.train_batch_size}."""
     found = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:, *([^}]*))?\}", value) if isinstance(value, str) else None
     if found is None:
         return value
@@ -84,6 +84,6 @@ def _filled(value: Any, named: Mapping[str, Any]) -> Any:
 
 
 def _line(text: str, name: str) -> int:
-    """The line on which the last part of a dotted name stands as a key; 1 where it is not found."""
+    """Return the line where the last part of a dotted name is a key, or 1 if it is not found."""
     key = re.search(rf"^[ \t]*[\"']?{re.escape(name.rpartition('.')[2])}[\"']?[ \t]*:", text, re.MULTILINE)
     return text.count("\n", 0, key.start()) + 1 if key else 1

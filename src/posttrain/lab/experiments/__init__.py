@@ -1,1 +1,1 @@
-"""Several runs that answer one question: `compare` and `sweep`. Each is an ordinary run, in a process of its own."""
+"""Experiments of several runs that answer one question: `compare` and `sweep`. Each run has its own process."""

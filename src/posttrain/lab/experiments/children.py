@@ -1,10 +1,10 @@
-"""A run in a process of its own: started or gone on with, watched, and read back, whatever became of it.
+"""A run in a separate process: start or continue it, watch it, and read its result, however it ends.
 
-    child = start_child(settings, folder)     `settings` is a config file, or the settings themselves
+    child = start_child(settings, folder)     `settings` is a config file or a mapping
     child.running, child.stop(), child.wait() -> ChildResult
 
-The child does what `posttrain train` or, where the folder holds a run, `posttrain resume` do. It never outlives this
-process. What it says goes to `FOLDER.log`, and what it failed of is in `ChildResult.error`; nothing is raised for that.
+The child does the same as `posttrain train` or, if the folder holds a run, as `posttrain resume`. It never outlives
+this process. Its output goes to `FOLDER.log`. If it fails, `ChildResult.error` holds the error; nothing is raised.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from typing import Any
 from posttrain.files import write_atomically
 
 CHILD = "posttrain.cli.child"
-"""The module that its process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
+"""The module that the child process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
 WATCHED_EVERY = 0.5
-"""Seconds between two looks of a child for whoever started it."""
+"""Interval, in seconds, at which a child checks that its parent still runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChildResult:
-    """How a run in a process of its own ended."""
+    """The end of a run in a separate process."""
 
     folder: Path
     exit_code: int
-    """That of `posttrain train`; negative: ended by this signal (-9: killed, as the kernel does when memory is out)."""
+    """Exit code of `posttrain train`, or minus the signal that ended it (-9: killed, often for lack of memory)."""
     seconds: float
-    """That the process lived."""
+    """Lifetime of the process, in seconds."""
     error: Mapping[str, Any] | None = None
-    """{"type", "message", "exit_code"}; None where the run ended well, or said nothing before it died."""
+    """{"type", "message", "exit_code"}; None if the run succeeded, or died without a message."""
 
     @property
     def ok(self) -> bool:
@@ -46,20 +46,20 @@ class ChildResult:
 
     @property
     def reason(self) -> str:
-        """Why it failed, in one line; empty where it did not."""
+        """Return why the run failed, in one line. Empty if it did not fail."""
         if self.ok:
             return ""
         if self.error is not None:
             return f"{self.error.get('type')}: {str(self.error.get('message', '')).splitlines()[0]}"
         if self.exit_code < 0:
             name = signal.Signals(-self.exit_code).name
-            hint = " (the kernel does so when memory is out)" if name == "SIGKILL" else ""
+            hint = " (the kernel does this when memory runs out)" if name == "SIGKILL" else ""
             return f"its process was ended by {name}{hint}"
         return f"its process ended with exit code {self.exit_code}; see the log"
 
 
 class Child:
-    """A run at work in its own process."""
+    """A run in progress in its own process."""
 
     def __init__(self, folder: Path, process: subprocess.Popen[bytes], answer: Path) -> None:
         self.folder, self.process = folder, process
@@ -70,17 +70,17 @@ class Child:
         return self.process.poll() is None
 
     def ask_to_stop(self) -> None:
-        """Let it finish its step and save, as Ctrl-C does."""
+        """Ask the run to finish its step and save, as Ctrl-C does."""
         if self.running:
             self.process.terminate()
 
     def stop(self, *, patience: float = 60.0) -> None:
-        """Ask it to, and kill it where it has not ended after `patience` seconds. Asked twice, it ends at once."""
+        """Ask the run to stop, and kill it after `patience` seconds. A second request ends it immediately."""
         self.ask_to_stop()
         self.end(patience)
 
     def end(self, patience: float) -> None:
-        """Wait so long, then kill."""
+        """Wait up to `patience` seconds for the process to end, then kill it."""
         try:
             self.process.wait(patience)
         except subprocess.TimeoutExpired:
@@ -88,7 +88,7 @@ class Child:
             self.process.wait()
 
     def wait(self) -> ChildResult:
-        """Until it has ended. An interrupt of this process is passed on, so that the run is saved, and raised again."""
+        """Wait until the run ends. An interrupt of this process lets the run save and stop, and is raised again."""
         try:
             code = self.process.wait()
         except BaseException:
@@ -98,7 +98,7 @@ class Child:
         return ChildResult(folder=self.folder, exit_code=code, seconds=seconds, error=self._error(code))
 
     def _error(self, code: int) -> Mapping[str, Any] | None:
-        """What the child printed; a child that was killed printed nothing, and error.json is of an earlier attempt."""
+        """Return the error that the child printed. A killed child prints none; error.json is of an earlier attempt."""
         try:
             found = json.loads(self._answer.read_bytes())
         except (OSError, ValueError):
@@ -115,10 +115,10 @@ def start_child(
     steps: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Child:
-    """Start the run of `folder`, or go on with the one that it holds, up to `steps` if that is given.
+    """Start a run in `folder`, or continue the run that it holds, up to `steps` if given.
 
-    `settings` are those of a new run: a file, or a mapping, which is kept as `FOLDER.yaml`. A run that is gone on with
-    has its own in its folder. `environment` is added to that of this process.
+    `settings` are for a new run: a file, or a mapping, which is saved as `FOLDER.yaml`. A continued run reads the
+    settings in its folder. `environment` is added to the environment of this process.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     if not isinstance(settings, Path):
@@ -135,6 +135,6 @@ def start_child(
             stdin=subprocess.DEVNULL,
             stdout=said,
             stderr=errors,
-            start_new_session=True,  # a Ctrl-C is for this process, which stops its children itself, and once
+            start_new_session=True,  # only this process gets Ctrl-C; it stops its children itself, once
         )
     return Child(folder, process, answer)

@@ -1,4 +1,4 @@
-"""Several runs at once, each in a process of its own, looked after by this one."""
+"""Runs several tasks in parallel, each in its own process, and supervises them."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ from posttrain.lab.plan.api import plan_for, target_of, with_lengths
 from posttrain.lab.plan.render import duration, money
 
 LOOKED_AFTER_EVERY = 0.2
-"""Seconds."""
+"""Interval between two checks of the runs, in seconds."""
 PATIENCE = 60.0
-"""Seconds that runs have to finish their step and save, when all of it is stopped."""
+"""Time, in seconds, for runs to finish their step and save when everything is stopped."""
 
 
 class Task(Protocol):
-    """A run to be done."""
+    """A run to carry out."""
 
     def start(self) -> Child | None:
-        """Its process; None where there is nothing to run, because it had ended before or cannot be run."""
+        """Start the run and return its process. None if the run has already ended or cannot run."""
         ...
 
     def look(self, child: Child) -> None:
-        """Called again and again while it runs."""
+        """Check on the run. Called repeatedly while it runs."""
         ...
 
     def ended(self, result: ChildResult) -> None:
-        """Called once, however it ended: a run that fails stops no other."""
+        """Handle the end of the run. Called once, also after a failure; a failed run stops no other."""
         ...
 
 
 def planned_time(configs: Iterable[RunConfig]) -> str:
-    """`: at most about 40 min on this machine, as planned`, of these runs one after the other; with a price where the
-    machine has one, and nothing where a run cannot be planned. Runs at a time share the machine: no time is saved."""
+    """Return text such as `: at most about 40 min on this machine, as planned`, for all runs in sequence. Includes the
+    price if the machine has one. Empty if a run cannot be planned. Parallel runs share the machine and save no time."""
     try:
         plans = [plan_for(config, with_lengths(config, target_of(config, None)), advice=False) for config in configs]
-    except Exception:  # an estimate has no say in whether runs begin
+    except Exception:  # a failed estimate must not keep runs from starting
         return ""
     if not all(plan.timed for plan in plans):
         return ""
@@ -53,10 +53,10 @@ def planned_time(configs: Iterable[RunConfig]) -> str:
 
 
 def work(tasks: Iterator[Task], workers: int) -> None:
-    """Do the tasks, `workers` at a time; the next is asked for when there is room for it.
+    """Do the tasks, `workers` at a time. The next task is requested when a worker is free.
 
-    Whatever ends this early, Ctrl-C or SIGTERM above all, lets the runs at work save, and is raised again: they can be
-    gone on with.
+    An early end, usually by Ctrl-C or SIGTERM, lets the current runs save, so that they can be continued. It is then
+    raised again.
     """
     at_work: dict[Child, Task] = {}
     more = True
@@ -79,26 +79,26 @@ def work(tasks: Iterator[Task], workers: int) -> None:
 
 
 def share_of_processor(workers: int) -> Mapping[str, str]:
-    """Several processes that each take all cores stand in each other's way; a number of threads that is set stays."""
+    """Return OMP_NUM_THREADS that divides the cores between the workers, unless the user has set it."""
     if workers == 1 or "OMP_NUM_THREADS" in os.environ:
         return {}
     return {"OMP_NUM_THREADS": str(max(1, cores() // workers))}
 
 
 def threads_of(environment: Mapping[str, str]) -> int:
-    """That a run with these variables beside our own computes with."""
+    """Return the number of threads of a run with these environment variables in addition to ours."""
     told = (environment.get("OMP_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS", "")).partition(",")[0]
     return int(told) if told.isdecimal() else cores()
 
 
 def let_orphans_end() -> None:
-    """Runs of a process that was killed notice it and end; until then their folders are locked."""
+    """Wait until runs whose parent was killed notice it and end. Until then their folders are locked."""
     time.sleep(2 * WATCHED_EVERY)
 
 
 @contextmanager
 def _ended_with_this(at_work: Mapping[Child, Task]) -> Iterator[None]:
-    """However this ends, no run goes on without it."""
+    """Stop all current runs when the block ends, however it ends."""
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def _ended_with_this(at_work: Mapping[Child, Task]) -> Iterator[None]:
 
 @contextmanager
 def _terminated_as_interrupted() -> Iterator[None]:
-    """SIGTERM ends this as Ctrl-C does."""
+    """Make SIGTERM raise KeyboardInterrupt, like Ctrl-C."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

@@ -1,4 +1,4 @@
-"""The algorithm explorer: one page that carries the answers of planner, cards and advisor, and needs nothing else."""
+"""The algorithm explorer: one self-contained page with the results of planner, algorithm cards and advisor."""
 
 from posttrain.lab.explore.page import render, write_page
 

@@ -1,4 +1,4 @@
-"""The choices on the page beside the algorithms: each with its values, in words."""
+"""The choices on the page other than the algorithms: each with its values and labels."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ class Choice:
     name: str
     label: str
     values: Mapping[str, str]
-    """A name in the page's address -> the choice that it sets."""
+    """Value in the page's URL -> its label."""
     start: str
     said: str = "{}"
-    """How the sentence that sums a selection up speaks of a value."""
+    """Template for a value in the summary of a selection."""
     switch: bool = False
-    """Drawn as buttons side by side instead of a list."""
+    """True if it is drawn as a row of buttons instead of a list."""
     online: bool = False
-    """It has no meaning if nothing is sampled."""
+    """True if it applies only to algorithms that sample."""
     hardware: bool = False
-    """Stands with the hardware in the form."""
+    """True if it belongs to the hardware section of the form."""
 
 
 def model_label(size: str) -> str:
-    """The size, and the published model that stands for it.
+    """Return a label with the size and the published model that represents it.
 
     >>> model_label("30b-a3b")
     '30B, 3B active: Qwen3-30B-A3B'
@@ -62,13 +62,13 @@ def model_label(size: str) -> str:
 
 @functools.cache
 def words() -> Mapping[str, Any]:
-    """words.yaml as it is written."""
+    """Return the content of words.yaml."""
     return yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
 
 
 @functools.cache
 def choices() -> Mapping[str, Choice]:
-    """Name -> choice, in the order of the form."""
+    """Map names to choices, in the order of the form."""
     counted = {
         "model": {size: model_label(size) for size in MODELS},
         "tokens": {str(tokens): f"{tokens:,} tokens" for tokens in TOKENS},
@@ -88,18 +88,18 @@ Selection = Mapping[str, str]
 
 LORA_RANK = 16
 KL_COEF = 0.04
-"""Any weight that is not 0 brings a reference."""
+"""KL weight. Any weight other than 0 requires a reference model."""
 SCALES = ("checkpointing", "group", "gpus")
-"""Choices that are one field of the workload each; for the others a configuration is read."""
+"""Choices that change a single field of the workload. The other choices need a new configuration."""
 
 Settings = Mapping[str, Any]
 
 
 def settings_by_value(kind: type[Algorithm]) -> dict[str, dict[str, Settings]]:
-    """Choice -> value -> what is set for it beside model and algorithm; `SIZE` stands for that of the model.
+    """Map choice -> value -> settings in addition to model and algorithm. `SIZE` stands for the chosen model size.
 
-    All GPUs share one copy of the weights: with `train.shard=auto`, which looks at the memory and the links of a
-    device, each device would have its own numbers.
+    All GPUs share one copy of the weights. With `train.shard=auto`, which depends on the memory and the links of a
+    device, the numbers would differ by device.
     """
     found: dict[str, dict[str, Settings]] = {
         "precision": {name: {"model.precision": name} for name in ("bfloat16", "float32")},
@@ -126,14 +126,14 @@ def _lengths(kind: type[Algorithm], tokens: int) -> Settings:
 
 
 def fixed_settings(kind: type[Algorithm]) -> Settings:
-    """What every selection sets. The sizes are those of a CPU: with `auto`, of which a run takes what surely fits, each
-    device would have its own."""
+    """Return the settings of every selection. The batch sizes are those for a CPU, because `auto` would choose
+    different sizes for each device."""
     rows = {"sampling.max_batch_rows": BATCH_ROWS} if samples(kind) else {}
     return {"train.tokens_per_microbatch": MICROBATCH_TOKENS, **rows}
 
 
 def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
-    """The settings of a selection beside model and algorithm, as `posttrain plan` takes them."""
+    """Return the settings of a selection for `posttrain plan`, without model and algorithm."""
     told = dict(fixed_settings(ALGORITHMS[key]))
     for choice, values in settings_by_value(ALGORITHMS[key]).items():
         told |= values.get(chosen[choice], {})
@@ -141,7 +141,7 @@ def settings_of(key: str, chosen: Selection) -> dict[str, Any]:
 
 
 def _with_size(settings: Any, size: str) -> Any:
-    """The same with the size wherever `SIZE` stands for it."""
+    """Replace every `SIZE` by the model size."""
     if isinstance(settings, dict):
         return {name: _with_size(value, size) for name, value in settings.items()}
     if isinstance(settings, list):
@@ -150,17 +150,17 @@ def _with_size(settings: Any, size: str) -> Any:
 
 
 def written(settings: Settings) -> str:
-    """As on the command line."""
+    """Format settings for the command line."""
     return " ".join(shlex.quote(f"{name}={show(value)}") for name, value in settings.items())
 
 
 def devices_of(chosen: Selection) -> str:
-    """As `posttrain plan --gpus` takes it."""
+    """Return the value of `posttrain plan --gpus` for a selection."""
     return f"{chosen['gpus']}x{chosen['device']}"
 
 
 def workload(key: str, chosen: Selection) -> Workload:
-    """What the planner makes of a selection; only once for all that is but a size of the same run."""
+    """Return the planner's workload for a selection. Those that differ only in `SCALES` share one configuration."""
     read = {name: value for name, value in chosen.items() if name not in SCALES}
     made = _read(key, tuple(sorted(read.items())))
     ranks, online = int(chosen["gpus"]), made.data_kind == "prompts"
@@ -176,7 +176,7 @@ def workload(key: str, chosen: Selection) -> Workload:
 
 @functools.lru_cache(maxsize=1)
 def _read(key: str, chosen: tuple[tuple[str, str], ...]) -> Workload:
-    """Of one device. The grid is walked so that the choices in `SCALES` change fastest: one memory is enough."""
+    """Return the workload on one device. Choices in `SCALES` change fastest, so a cache of one entry is enough."""
     selection = {**dict(chosen), "checkpointing": "off", "group": "8", "gpus": "1"}
     config = load_config(from_flags(selection["model"], key), settings_of(key, selection)).config
     return workload_for(config, target_of(config, devices_of(selection)))

@@ -1,6 +1,6 @@
-// Shows what planner, cards and advisor say for each selection. The page carries their answers; here they are looked
-// up, summed and drawn: memory.js has the bars and their table, facts.js what the algorithms are, walk.js the advisor.
-// All of them are one script on the page.
+// Shows the results of planner, algorithm cards and advisor for each selection. The page embeds them; this script looks
+// them up, sums and draws them: memory.js has the bars and their table, facts.js the algorithms, walk.js the advisor.
+// All files form one script on the page.
 const GIB = 2 ** 30;
 const data = JSON.parse(document.getElementById("explore-data").textContent);
 const cards = new Map(data.algorithms.map((card) => [card.key, card]));
@@ -31,14 +31,14 @@ function linked(text) {
   return node("span", {}, pieces, text.slice(end));
 }
 
-// --- what is selected: the form is the state, and the address tells it ----------------------------------------------
+// --- the selection: the form holds the state, the URL reflects it ---------------------------------------------------
 
 const fields = [...form.elements].filter((field) => field.name);
 const selected = () => Object.fromEntries(fields.filter((field) => field.type !== "radio" || field.checked).map((field) => [field.name, field.value]));
 form.reset();
 const start = selected();
 
-/** Put the form into the state of the address; returns the answers that the advisor was given. */
+/** Set the form to the state in the URL, and return the answers given to the advisor. */
 function fromAddress() {
   const told = new URLSearchParams(location.hash.slice(1));
   const known = (name, value) => fields.some((field) => field.name === name && (field.type === "radio" ? field.value === value : [...field.options].some((option) => option.value === value)));
@@ -53,7 +53,7 @@ function toAddress(walked) {
   if (location.hash !== `#${told}`) history.replaceState(null, "", address);
 }
 
-// --- all of it, after every change ----------------------------------------------------------------------------------
+// --- redraw after every change --------------------------------------------------------------------------------------
 
 function summary(plans) {
   const needs = plans.map((plan) => node("span", {}, node("b", {}, cards.get(plan.key).name), ` needs ${verdictOf(plan)}: `,
@@ -69,7 +69,7 @@ function said(group) {
   return group.dataset.said.replace("{}", text);
 }
 
-/** What changes nothing about any of these algorithms cannot be chosen: what is not sampled has no group, for example. */
+/** Disable choices that change nothing for the shown algorithms: without sampling there are no groups, for example. */
 function disable(keys) {
   for (const group of form.querySelectorAll("[data-online]")) {
     const choices = group.matches("select") ? [group] : [...group.querySelectorAll("input")];
@@ -88,7 +88,7 @@ function show() {
   numbers(plans);
   summary(plans);
   at("commands").replaceChildren(...keys.map((key) => node("pre", { className: "command" }, commandOf(key, chosen))));
-  at("facts-lead").textContent = keys.length > 1 ? "Where the two differ, a row is marked ≠." : "Choose a second algorithm to see where two differ.";
+  at("facts-lead").textContent = keys.length > 1 ? "Rows in which the two differ are marked ≠." : "Choose a second algorithm to see the differences.";
   about(keys);
   toAddress(walk.address());
 }
@@ -110,7 +110,7 @@ function begin() {
   show();
 }
 
-// Links within the page move the focus; the address is kept for what is selected.
+// Links within the page move the focus; the URL is reserved for the selection.
 document.addEventListener("click", (event) => {
   const link = event.target.closest?.("[data-jump]");
   if (!link) return;

@@ -1,4 +1,4 @@
-// --- what the algorithms are ----------------------------------------------------------------------------------------
+// --- facts about the algorithms -------------------------------------------------------------------------------------
 
 function about(keys) {
   const shown = keys.map((key) => cards.get(key));
@@ -28,7 +28,7 @@ function about(keys) {
     node("thead", {}, node("tr", {}, heads)), node("tbody", {}, rows)));
 }
 
-/** The row of nine choices, or of four. Algorithms of different families are made of different choices. */
+/** The rows of an algorithm's choices. Algorithms of different families have different choices. */
 function choiceRows(shown) {
   const rows = (named, title, free) => [groupRow(title, shown), ...Object.keys(named.choices).map((name) =>
     factRow(name.replace("_", " "), shown, (card) => choice(card.choices[name]), { free, same: (card) => card.choices[name][0] }))];

@@ -6,7 +6,7 @@ function lookUp(table, chosen) {
   return table.bytes[index];
 }
 
-/** Phase by phase what stands in the memory of each GPU, as `posttrain plan` lists it. */
+/** The memory of each GPU by phase, as `posttrain plan` lists it. */
 function planOf(key, chosen) {
   const shape = data.shapes[cards.get(key).shapes[data.variants.findIndex((one) => Object.keys(one).every((name) => one[name] === chosen[name]))]];
   const phases = data.phases.map((name, phase) => {
@@ -20,7 +20,7 @@ function planOf(key, chosen) {
   return { key, phases, most, device, fits };
 }
 
-/** What the planner says to "does it fit", by its stated error; each device has the most bytes that get an answer. */
+/** The planner's answer to "does it fit". Each device lists the most bytes for each answer. */
 const ANSWERS = [
   { text: "✓ fits", style: "yes" },
   { text: "✓ probably fits", style: "yes" },
@@ -35,7 +35,7 @@ function verdictOf({ most, device }) {
   return most.bytes <= device.bytes ? `${needs} of ${has} GiB while it ${DOING[most.name]}` : `${needs} GiB while it ${DOING[most.name]}, and a GPU has ${has}`;
 }
 
-/** The line that says the same, with more to it. */
+/** The `posttrain plan` command for the selection. */
 function commandOf(key, chosen) {
   const { fixed, plan } = cards.get(key);
   const told = Object.entries(plan).map(([choice, values]) => values[chosen[choice]]);
@@ -81,7 +81,7 @@ function fillPlan(block, plan, slot, scale) {
   block.querySelector(".scale").replaceChildren(...ticks(plan.device.bytes, scale, percent));
 }
 
-/** Who is in memory: what has an optimizer is trained, other weights are frozen. */
+/** The models in memory: those with optimizer states are trained, the others are frozen. */
 function roles(plan) {
   const parts = plan.phases.flatMap((phase) => phase.parts);
   const names = [...new Set([...parts].sort((one, other) => one.id - other.id).map((part) => part.role))];
@@ -106,7 +106,7 @@ function fillStack(stack, phase, percent) {
   phase.parts.forEach((part, index) => label(segments[index].firstChild, part, (parseFloat(segments[index].style.width) / 100) * stack.clientWidth));
 }
 
-/** As much of "weights 15.2" as there is room for. */
+/** The longest form of "weights 15.2" that fits. */
 function label(span, part, pixels) {
   const value = gibibytes(part.bytes);
   span.textContent = [`${part.role} ${part.what} ${value}`, `${part.what} ${value}`, value].find((text) => text.length * 6.6 + 16 < pixels) ?? "";

@@ -1,4 +1,4 @@
-"""Assembles the page: template, style and script of this folder, with the facts, numbers and advice that it carries."""
+"""Assembles the page from the template, style and scripts of this folder, and embeds the facts, numbers and advice."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from posttrain.report.text import escaped, script_json
 
 SCRIPTS = ("explore.js", "memory.js", "facts.js", "walk.js")
 START = "grpo"
-"""The algorithm that the page shows first."""
+"""Algorithm that the page shows at the start."""
 
 
 def write_page(path: Path | str) -> Path:
-    """Write the explorer to `path`. `DoesNotFit` or an OSError where the file cannot be written."""
+    """Write the explorer to `path`. Raises `DoesNotFit` or an OSError if the file cannot be written."""
     path = Path(path)
     write_atomically(path, render())
     return path
 
 
 def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question] | None = None) -> str:
-    """The page as text: it needs no network, and its policy allows nothing but its own style and script.
+    """Return the page as HTML. It needs no network, and its security policy allows only its own style and script.
 
-    All that can be chosen is planned, and all answers are given to the advisor, which takes seconds; less where less is
-    `offered` to choose from and `asked`.
+    Plans every possible selection and gives every combination of answers to the advisor, which takes seconds. Fewer
+    choices `offered` and questions `asked` take less time.
     """
     whole = offered is None and asked is None
     offered = choices() if offered is None else offered
@@ -59,12 +59,12 @@ def render(offered: Mapping[str, Choice] | None = None, asked: Sequence[Question
 
 @functools.cache
 def everything() -> dict[str, Any]:
-    """The content of the whole page, computed once."""
+    """Return the content of the full page. Computed once."""
     return content(choices(), questions())
 
 
 def content(offered: Mapping[str, Choice], asked: Sequence[Question]) -> dict[str, Any]:
-    """Everything that the script looks up."""
+    """Return the data for the script."""
     numbers = Numbers(offered)
     algorithms = [facts_of(kind) | {"shapes": numbers.shapes_of(key)} for key, kind in ALGORITHMS.that_load()]
     return {
@@ -94,7 +94,7 @@ def _fields(offered: Mapping[str, Choice], *, hardware: bool) -> str:
 
 
 def _field(choice: Choice) -> str:
-    """A list, or buttons side by side; a screen reader is told the name in both."""
+    """Return a list or a row of buttons as HTML, both with a name for screen readers."""
     attributes = f'data-said="{escaped(choice.said)}"{" data-online" if choice.online else ""}'
     label = escaped(choice.label)
     if not choice.switch:
@@ -115,14 +115,14 @@ def _asset(name: str) -> str:
     return (importlib.resources.files("posttrain.lab.explore") / name).read_text(encoding="utf-8")
 
 
-# --- one algorithm as the page shows it ------------------------------------------------------------------------------
+# --- one algorithm on the page -----------------------------------------------------------------------------------
 
 
 REWARD_MODELS = "To become a reward"
 
 
 def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
-    """One algorithm as the page shows it."""
+    """Return the facts of one algorithm for the page."""
     told, online, options = explain(kind.key), samples(kind), options_of_choices()
     return {
         "key": told.key,
@@ -131,7 +131,7 @@ def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
         "paper": told.paper,
         "summary": told.summary,
         "online": online,
-        "learns": "online: it samples its own answers" if online else "offline: nothing is sampled",
+        "learns": "online: it samples its own answers" if online else "offline: it learns from given rows",
         "data": words()["data"][told.data_kind],
         "reward": reward_source(kind),
         "group": group_of(kind),
@@ -152,7 +152,7 @@ def facts_of(kind: type[Algorithm]) -> dict[str, Any]:
 
 
 def family_of(kind: type[Algorithm]) -> str:
-    """The heading under which it can be chosen."""
+    """Return the heading of the algorithm's group in the list."""
     return REWARD_MODELS if "scores" in kind().needs else words()["families"][kind.data_kind]
 
 

@@ -1,8 +1,7 @@
-"""The planner's numbers for everything that can be selected, as tables in which the page looks them up.
+"""The planner's numbers for every selection, as lookup tables for the page.
 
-Every combination is planned. A part of a phase has a table of bytes over those choices that make a difference to it:
-they are found by comparing, not by knowing what a part depends on. Algorithms of which the planner says the same share
-a shape.
+Every combination is planned. Each part of a phase has a table of bytes over the choices that change it. These choices
+are found by comparing the planned numbers. Algorithms with the same numbers share a shape.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from posttrain.lab.plan.verdict import Verdict
 
 PHASES: tuple[PhaseName, ...] = get_args(PhaseName)
 AXES = ("model", "weights", "precision", "tokens", "group", "checkpointing", "gpus")
-"""Choices that decide how many bytes a part has; those that cost least to change come last."""
+"""Choices that decide the bytes of a part. The cheapest ones to change come last."""
 ROLES = {
     "policy": "policy",
     "critic": "critic",
@@ -34,7 +33,7 @@ ROLES = {
     "teacher": "teacher",
     "sampler": "sampler",
 }
-"""Role -> its class in the style, in the order in which they are stacked."""
+"""Role -> its CSS class, in stacking order."""
 KINDS = {
     "weights": "tone0",
     "copy of the weights": "tone0",
@@ -47,19 +46,19 @@ KINDS = {
     "gathered layers": "tone2 hatch",
     "keys and values": "tone2 hatch",
 }
-"""What -> its classes, in the order in which they are stacked; what is not here comes last, as OTHER_KIND."""
+"""Kind of memory -> its CSS classes, in stacking order. Other kinds come last, as OTHER_KIND."""
 OTHER_KIND = "tone2 dots"
 VARIANTS = ("kl", "reward")
-"""Choices that decide which models there are."""
+"""Choices that decide which models exist."""
 ANSWERS = ("yes", "probably", "hardly", "no")
 
 PartName = tuple[str, str]
-"""Role, and what."""
+"""(role, kind of memory)."""
 
 
 @dataclass
 class Numbers:
-    """What was planned: shapes, phase by phase `[part, table]`, and their tables, each kept once."""
+    """The planned numbers: shapes (`[part, table]` for each phase) and their tables. Duplicates are stored once."""
 
     choices: Mapping[str, Choice]
     parts: dict[PartName, int] = field(default_factory=dict)
@@ -77,11 +76,11 @@ class Numbers:
         ]
 
     def shapes_of(self, key: str) -> list[int]:
-        """The numbers of an algorithm's shapes, one for each variant."""
+        """Return the indices of an algorithm's shapes, one per variant."""
         return [self._shape(key, {**self.start, **variant}) for variant in self.variants]
 
     def to_json(self) -> dict[str, Any]:
-        """Parts in the order in which they are stacked, and shapes and tables that name them by their places."""
+        """Return the parts in stacking order, and the shapes and tables that refer to them by index."""
         order = sorted(self.parts, key=_stacked)
         place = {self.parts[name]: order.index(name) for name in order}
         return {
@@ -103,7 +102,7 @@ class Numbers:
         return self._shapes[probe]
 
     def _each_value(self, chosen: Selection) -> Iterator[Selection]:
-        """Selections that show every value of every choice once."""
+        """Yield selections in which each value of each choice occurs."""
         yield from ({**chosen, name: value} for name, values in self.axes.items() for value in values)
 
     def _planned(self, key: str, chosen: Selection) -> list[dict[PartName, np.ndarray]]:
@@ -142,7 +141,7 @@ def _stacked(name: PartName) -> tuple[int, int]:
 
 
 def _bytes(plan: MemoryPlan) -> dict[PhaseName, dict[PartName, int]]:
-    """Phase -> part -> bytes, on the devices that train."""
+    """Return phase -> part -> bytes, on the training devices."""
     found: dict[PhaseName, dict[PartName, int]] = {}
     for phase in plan.phases:
         of_phase = found.setdefault(phase.name, {})
@@ -153,13 +152,13 @@ def _bytes(plan: MemoryPlan) -> dict[PhaseName, dict[PartName, int]]:
 
 
 def device_of(key: str) -> dict[str, Any]:
-    """Bytes that a run may use, and for each answer of the planner to "does it fit" the most bytes that get it."""
+    """Return the usable bytes, and the most bytes for each of the planner's answers to "does it fit"."""
     memory = find_hardware(key).memory
     return {"key": key, "bytes": memory, "most": [_most(memory, answer) for answer in ANSWERS[:-1]]}
 
 
 def _most(memory: int, answer: str) -> int:
-    """The largest need to which the planner says this, or better: found by asking."""
+    """Return the most bytes for which the planner gives this answer or a better one, by bisection."""
     low, high = 0, 8 * memory
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,9 +1,9 @@
-// --- the advisor's questions: a tree that Python has grown from its answers ------------------------------------------
+// --- the advisor's questions, as a tree that Python has built --------------------------------------------------------
 
 const walk = {
   given: [],
 
-  /** Where the answers so far lead: a question, or advice. */
+  /** The node for the answers so far: a question or advice. */
   place() {
     return this.given.reduce((place, answer) => {
       const question = data.walk.questions[place.question];
@@ -11,7 +11,7 @@ const walk = {
     }, data.walk.nodes[data.walk.root]);
   },
 
-  /** The questions that were asked, with what was answered. */
+  /** The questions asked so far, with their answers. */
   path() {
     const told = [];
     let place = data.walk.nodes[data.walk.root];
@@ -28,7 +28,7 @@ const walk = {
     return this.given.join(".");
   },
 
-  /** Answers from the address; those that no question takes are left out. */
+  /** The answers in the URL. Invalid ones are dropped. */
   restore(text) {
     this.given = [];
     for (const key of text.split(".").filter(Boolean)) {
@@ -65,13 +65,13 @@ const walk = {
     const told = advice.ranked.map((standing, index) => this.ranked(data.walk.standings[standing], index));
     const first = advice.before.length ? [node("h4", {}, "First"), node("ul", {}, advice.before.map(cited))] : [];
     return node("div", { className: "said" }, node("h3", { tabIndex: -1 }, told.length ? "What the advisor says" : "The advisor recommends none: there is nothing to learn from yet"),
-      advice.contradictions.map((text) => node("p", { className: "note" }, node("b", {}, "These wishes contradict each other: "), ...cited(text).childNodes)), first,
-      node("ol", { className: "advice" }, told), node("p", { className: "command-name" }, "The same on the command line, with more to say:"), node("pre", { className: "command" }, this.command()));
+      advice.contradictions.map((text) => node("p", { className: "note" }, node("b", {}, "These goals contradict each other: "), ...cited(text).childNodes)), first,
+      node("ol", { className: "advice" }, told), node("p", { className: "command-name" }, "The same on the command line, with more detail:"), node("pre", { className: "command" }, this.command()));
   },
 
   ranked(standing, index) {
     const show = node("button", { type: "button", className: "quiet", onclick: () => choose({ a: standing.key }) }, "show it above");
-    const beside = node("button", { type: "button", className: "quiet", onclick: () => choose({ b: standing.key }) }, "set it beside");
+    const beside = node("button", { type: "button", className: "quiet", onclick: () => choose({ b: standing.key }) }, "compare with it");
     return node("li", { className: index ? "" : "first" }, node("h4", {}, node("span", { className: "rank" }, index ? `choice ${index + 1}` : "first choice"), cards.get(standing.key).title),
       node("ul", { className: "for", "aria-label": "speaks for it" }, standing.for.map(cited)),
       standing.against.length ? node("ul", { className: "against", "aria-label": "speaks against it" }, standing.against.map(cited)) : "",
@@ -83,10 +83,10 @@ const walk = {
   },
 };
 
-/** What stands between backticks as code. */
+/** Format text between backticks as code. */
 const coded = (text) => text.split("`").map((piece, place) => (place % 2 ? node("code", {}, piece) : piece));
 
-/** Something that is said, and who says it. */
+/** A text with its sources. */
 function cited(text) {
   const [said, sources] = data.walk.texts[text];
   return node("li", {}, coded(said), " ", node("small", {}, "(", linked(sources), ")"));

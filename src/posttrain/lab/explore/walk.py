@@ -1,7 +1,7 @@
-"""The questions of `questions.yaml`, whose answers are facts, as a tree that grows from the advisor itself.
+"""A tree of the questions in `questions.yaml`, whose answers are facts for the advisor.
 
-Every combination of answers is asked of it. A question whose answers all lead to the same advice is left out where
-that is so; equal branches, and equal advice, are kept once.
+The advisor is called for every combination of answers. A question is skipped if all its answers lead to the same
+advice. Equal branches and equal advice are stored once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posttrain.lab.advise.guides import Condition, Entry, guides, met
 
 FILE = Path(__file__).with_name("questions.yaml")
 Given = Mapping[str, Any]
-"""Facts so far, by the names of `Facts`."""
+"""The facts so far, under the field names of `Facts`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +36,7 @@ class Answer:
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """The next question, asked if the facts so far meet `when`."""
+    """A question, asked if the facts so far meet `when`."""
 
     text: str
     when: Condition
@@ -48,7 +48,7 @@ class Question:
 
 @functools.cache
 def questions() -> tuple[Question, ...]:
-    """All of them, in their order."""
+    """Return all questions, in order."""
     return tuple(_question(told) for told in yaml.safe_load(FILE.read_text(encoding="utf-8")))
 
 
@@ -59,19 +59,19 @@ def _question(told: Mapping[str, Any]) -> Question:
 
 @dataclass
 class Walk:
-    """Nodes, advice and texts, each kept once; a node is a question with a child for each answer, or advice."""
+    """Nodes, advice and texts, without duplicates. A node is a question with a child per answer, or advice."""
 
     questions: Sequence[Question] = field(default_factory=questions)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     advice: list[dict[str, Any]] = field(default_factory=list)
     standings: list[dict[str, Any]] = field(default_factory=list)
-    """Algorithms with what speaks for and against them somewhere."""
+    """Algorithms with the reasons for and against them, for some combination of answers."""
     texts: list[tuple[str, str]] = field(default_factory=list)
-    """What is said, and who says it."""
+    """(text, its sources)."""
     _places: dict[str, int] = field(default_factory=dict)
 
     def grow(self, given: Given, after: int = 0) -> int:
-        """The node at which one stands who has said this, and was asked the questions before `after`."""
+        """Return the node for these facts, after the questions before index `after`."""
         for place in range(after, len(self.questions)):
             question = self.questions[place]
             if question.asked(given):
@@ -82,7 +82,7 @@ class Walk:
         return self._once(self.nodes, {"advice": self._once(self.advice, self._say(given))})
 
     def to_json(self) -> dict[str, Any]:
-        """The tree from its root, with the questions in words."""
+        """Return the tree and its root, with the texts of the questions."""
         return {
             "root": self.grow({}),
             "questions": [_asked(question) for question in self.questions],
@@ -90,7 +90,7 @@ class Walk:
         }
 
     def _say(self, given: Given) -> dict[str, Any]:
-        """What `advise` says of these facts: the first recommendations with their reasons, and what comes before."""
+        """Return the advice for these facts: the first recommendations with their reasons, and the first steps."""
         facts, _ = Facts(**given).assumed()
         known, said = facts.known(), guides()
         possible = [standing for standing in rank(facts) if standing.possible]
@@ -128,7 +128,7 @@ def _asked(question: Question) -> dict[str, Any]:
 
 
 def flags(facts: Given) -> str:
-    """The facts as `posttrain advise` takes them.
+    """Format the facts as flags of `posttrain advise`.
 
     >>> flags({"data": "verifier", "sft_done": False})
     '--data verifier --no-sft-done'

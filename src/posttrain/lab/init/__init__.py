@@ -1,4 +1,4 @@
-"""`posttrain init`: five answers become a project folder that runs as it is, with the user's own data to be put in."""
+"""`posttrain init`: turn five answers into a project folder that runs immediately. Users then put in their own data."""
 
 from posttrain.lab.init.example import EXAMPLES, make_example
 from posttrain.lab.init.project import Project, make_project

@@ -1,4 +1,4 @@
-"""A whole example as a project: a real model improves on a task of its own, in two runs."""
+"""Complete examples as projects: a real model improves on a task in two runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from posttrain.lab.init.siblings import siblings
 
 
 class Example(NamedTuple):
-    """What one is made of, beside the files in the folder of its name."""
+    """The parts of an example other than the files in its folder."""
 
     data: Callable[[], Mapping[str, str]]
-    """Name -> content of the files of data."""
+    """Function that returns the data files: name -> content."""
     algorithm: str
     reason: str
     commands: tuple[str, ...]
-    """What to type next, in its order; $model is the model."""
+    """Commands to type next, in order. $model stands for the model."""
 
 
 EXAMPLES: Mapping[str, Example] = {
@@ -43,19 +43,19 @@ EXAMPLES: Mapping[str, Example] = {
     )
 }
 RUNS = ("sft.yaml", "grpo.yaml")
-"""Its configs, in their order."""
+"""The configs of an example, in order."""
 
 
 def make_example(name: str, model: str, folder: Path) -> Project:
-    """Write the example into a folder. Raises ConfigError for a name or a model that it cannot be, or if one of its
-    files is there already."""
+    """Write the example into a folder. Raises ConfigError for an invalid name or model, or if one of its files already
+    exists."""
     if name not in EXAMPLES:
         raise ConfigError(
             given=f"--example {name}", allowed=", ".join(EXAMPLES), fix=f"Set --example {next(iter(EXAMPLES))}."
         )
     if model == TINY:
         raise ConfigError(
-            given=f"--example {name} with the tiny model, which reads letters",
+            given=f"--example {name} with the tiny model, which only reads letters",
             allowed="a chat model: its folder, or its name on the Hugging Face Hub",
             fix="Set --model HuggingFaceTB/SmolLM2-135M-Instruct, or see docs/first-model.md.",
         )

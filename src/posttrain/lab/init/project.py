@@ -1,4 +1,4 @@
-"""A project folder: config.yaml, what scores answers or answers turns, data to begin with, and a README.md."""
+"""Writes a project folder: config.yaml, a reward or environment, sample data, and a README.md."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from posttrain.lab.init.settings import CHAT, SAMPLED, Recommendation, config_te
 
 @dataclass(frozen=True, kw_only=True)
 class Project:
-    """What was written."""
+    """A project that was written."""
 
     folder: Path
     files: tuple[str, ...]
     algorithm: str
     reason: str
     commands: tuple[str, ...]
-    """What to type next, in its order."""
+    """Commands to type next, in order."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "folder": str(self.folder)}
@@ -40,7 +40,7 @@ class Project:
 
 
 def make_project(answers: Answers) -> Project:
-    """Write the project. Raises ConfigError where one of its files is there already; nothing is written then."""
+    """Write the project. If one of its files already exists, write nothing and raise ConfigError."""
     found = recommend(answers)
     texts = project_files(answers, found)
     return write_project(
@@ -51,12 +51,12 @@ def make_project(answers: Answers) -> Project:
 def write_project(
     folder: Path, texts: Mapping[str, str], *, algorithm: str, reason: str, commands: Sequence[str]
 ) -> Project:
-    """Write name -> content. Raises ConfigError where one of the files is there already; nothing is written then."""
+    """Write files (name -> content). If one of them already exists, write nothing and raise ConfigError."""
     present = [name for name in texts if (folder / name).exists()]
     if present or folder.is_file():
         raise ConfigError(
             given=f"{folder} holds {', '.join(present)}" if present else f"{folder} is a file",
-            allowed="a folder without these files: nothing is overwritten",
+            allowed="a folder without these files, because nothing is overwritten",
             fix="Name another folder: posttrain init another-name.",
         )
     for name, text in texts.items():
@@ -71,7 +71,7 @@ def write_project(
 
 
 def project_files(answers: Answers, found: Recommendation) -> dict[str, str]:
-    """Name -> content. The settings are those of a run, or this raises."""
+    """Return the files of the project (name -> content). Raises ConfigError if the config is not valid."""
     lines, rows = lines_of(answers, found), sample(answers.data, tiny=answers.tiny)
     check(load_config(settings_of(lines)).config)
     return {
@@ -84,7 +84,7 @@ def project_files(answers: Answers, found: Recommendation) -> dict[str, str]:
 
 
 def _programs(answers: Answers) -> dict[str, str]:
-    """What scores answers or answers turns, and the chat template of a tiny model that has turns."""
+    """Return the reward or the environment, and the chat template for the tiny model in several turns."""
     if answers.data not in SAMPLED:
         return {}
     tiny, own = "_tiny" * answers.tiny, answers.data == "environment"
@@ -104,14 +104,13 @@ def _json_lines(rows: Sequence[Row] | Sequence[Mapping[str, Any]]) -> str:
 
 
 _REAL = (
-    "So few rows only show that everything works; `train.steps=2 train.warmup_steps=0` is enough for that. They\n"
-    "do not make a better model: put in your own data before you judge what it learns."
+    "The few sample rows only show that everything works; `train.steps=2 train.warmup_steps=0` is enough for that.\n"
+    "They do not make a better model. Put in your own data before you judge what it learns."
 )
 _TESTS = (
-    "`reward test` shows whether the reward separates\n"
-    "right from wrong, and whether this model can learn anything from it. "
+    "`reward test` shows whether the reward separates\nright from wrong, and whether this model can learn from it. "
 )
-_MEMORY = "`posttrain plan config.yaml` says in advance whether the run fits and how long it takes.\n"
+_MEMORY = "`posttrain plan config.yaml` predicts whether the run fits in memory and how long it takes.\n"
 
 
 def commands_of(answers: Answers) -> tuple[str, ...]:
@@ -121,7 +120,7 @@ def commands_of(answers: Answers) -> tuple[str, ...]:
 
 
 def readme_text(answers: Answers, found: Recommendation, rows: Sample) -> str:
-    """The page."""
+    """Return the README of a project."""
     words = CATALOGUE["kinds"][answers.data]
     kind = next(question for question in QUESTIONS if question.key == "data").choices[answers.data]
     return Template(_template("README.md")).substitute(

@@ -1,4 +1,4 @@
-"""The five questions, their answers, and what is wrong with an answer."""
+"""The five questions, their answers, and the checks of the answers."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One question, as it is asked on a terminal and as it stands in --help."""
+    """A question, for the terminal and for --help."""
 
     key: str
     text: str
     default: str
     choices: Mapping[str, str] = field(default_factory=dict)
-    """Allowed answer -> what it means; empty where any text may be given."""
+    """Allowed answer -> its meaning. Empty if any text is allowed."""
     others: Mapping[str, str] = field(default_factory=dict)
-    """Other words for an answer -> the answer."""
+    """Synonym of an answer -> the answer."""
 
     def check(self, answer: str) -> str:
-        """The answer by its own word, or a ConfigError that lists what can be chosen."""
+        """Return the answer, with synonyms resolved. Raises a ConfigError that lists the allowed answers."""
         answer = self.others.get(answer, answer)
         if not self.choices or answer in self.choices:
             return answer
@@ -38,18 +38,18 @@ class Question:
         raise ConfigError(
             given=f"--{self.key} {answer}",
             allowed=", ".join([*self.choices, *self.others]),
-            fix=f"Did you mean {close[0]}?" if close else f"{self.default} is what is taken when nothing is said.",
+            fix=f"Did you mean {close[0]}?" if close else f"The default is {self.default}.",
         )
 
 
 CATALOGUE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
 QUESTIONS = tuple(Question(**told) for told in CATALOGUE["questions"])
-"""In the order in which they are asked."""
+"""All questions, in the order in which they are asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answers:
-    """What was answered; each is checked."""
+    """The answers to all questions, checked."""
 
     data: str = "answers"
     model: str = TINY
@@ -69,7 +69,7 @@ class Answers:
 
 
 def find_model(name: str) -> str:
-    """The model as the config names it: a local folder by its whole path, because the run starts in another one."""
+    """Return the model's name for the config. A folder becomes an absolute path: the run starts in another folder."""
     folder = Path(name).expanduser()
     if name == TINY:
         return name
@@ -79,12 +79,12 @@ def find_model(name: str) -> str:
         raise ConfigError(
             given=f"--model {name}: the folder has no config.json",
             allowed="a Hugging Face folder, with config.json, weights and tokenizer",
-            fix="Of a run, name checkpoints/step-NNNNNN/model in its folder.",
+            fix="For the model of a run, name checkpoints/step-NNNNNN/model in the run's folder.",
         )
     if HUB_NAME.fullmatch(name) and not name.startswith("."):
         return name
     raise ConfigError(
         given=f"--model {name}: there is no such folder, and it is not a name on the Hugging Face Hub",
         allowed="a folder, a name such as Qwen/Qwen3-0.6B, or tiny",
-        fix="Use --model tiny to see a whole run at once, and put another model into config.yaml later.",
+        fix="Use --model tiny to see a full run now, and put another model into config.yaml later.",
     )

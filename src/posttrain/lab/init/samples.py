@@ -1,6 +1,6 @@
-"""Rows to begin with, for each kind of data: letters for the tiny model, sentences for a real one.
+"""Sample rows for each kind of data: letters for the tiny model, sentences for a real one.
 
-Every list of rows is the same each time, and no prompt of the training rows is held out.
+The rows are the same each time. No held-out prompt occurs in the training rows.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ Row = dict[str, Any]
 LETTERS = "abcdefghij"
 LIKED = frozenset("abcde")
 WORD = 5
-"""Letters of a prompt and of an answer; odd, so that an answer has more liked letters or more others."""
+"""Letters of a prompt and of an answer. An odd number, so that liked and other letters never tie."""
 
 CAPITALS: Mapping[str, str] = CATALOGUE["capitals"]
 
 
 class Sample(NamedTuple):
-    """Rows to learn from and rows to be judged on."""
+    """Training rows and held-out rows."""
 
     train: list[Row]
     eval: list[Row]
 
 
 def sample(data: str, *, tiny: bool) -> Sample:
-    """Rows of a kind of data."""
+    """Return the sample rows for a kind of data."""
     return _TINY[data]() if tiny else _SENTENCES[data]()
 
 
@@ -38,7 +38,7 @@ def sample(data: str, *, tiny: bool) -> Sample:
 
 
 def _backwards() -> Sample:
-    """Words and the same words backwards; more than a few dozen, because the skill is seen in no single row."""
+    """Return words and their reversals. There are many rows, because no single row shows the skill."""
     words = {split: _words(split, count) for split, count in (("train", 400), ("eval", 96))}
     train, held_out = ([{"prompt": f"{w}<", "answer": w[::-1]} for w in words[split]] for split in words)
     return Sample(train, held_out)
@@ -50,13 +50,13 @@ def _words_alone() -> Sample:
 
 
 def _words_in_turns() -> Sample:
-    """The sign behind a word is written by the chat template."""
+    """Return words without the sign behind them, because the chat template writes it."""
     both = _backwards()
     return Sample(*([row | {"prompt": row["prompt"].removesuffix("<")} for row in rows] for rows in both))
 
 
 def _tastes() -> Sample:
-    """Two answers of five letters; the one with more letters from a to e was chosen."""
+    """Return pairs of five-letter answers. The one with more letters from a to e is chosen."""
     return Sample(*(_tasted(split, count) for split, count in (("train", 64), ("eval", 96))))
 
 
@@ -115,7 +115,7 @@ def _secrets() -> Sample:
 
 
 def _plain_answers() -> Sample:
-    """A short answer was preferred to one that takes its time."""
+    """Return pairs in which a short answer is preferred to a long-winded one."""
     return _split(
         [
             {"prompt": _asked(land), "chosen": _short(town), "rejected": _long(land, town)}
@@ -148,7 +148,7 @@ def _long(land: str, town: str) -> str:
 
 
 def _split(rows: Sequence[Row]) -> Sample:
-    """Every fourth row is held out."""
+    """Split the rows: every fourth row is held out."""
     kept = [row for number, row in enumerate(rows) if number % 4]
     return Sample(kept, [row for number, row in enumerate(rows) if number % 4 == 0])
 
@@ -157,7 +157,7 @@ def _split(rows: Sequence[Row]) -> Sample:
 
 
 def _judged(pairs: Callable[[], Sample]) -> Callable[[], Sample]:
-    """Of each pair one answer, with a thumb: chosen and rejected ones in turn."""
+    """Return a function that takes one answer of each pair, with a label: chosen and rejected ones in turn."""
 
     def rows(pairs: Sequence[Row]) -> list[Row]:
         sides = itertools.cycle((("chosen", True), ("rejected", False)))
@@ -170,7 +170,7 @@ def _judged(pairs: Callable[[], Sample]) -> Callable[[], Sample]:
 
 
 def _imitated() -> Sample:
-    """The chosen answers of the tiny pairs."""
+    """Return the chosen answers of the tiny pairs as examples."""
     chosen = ([{"prompt": row["prompt"], "completion": row["chosen"]} for row in rows] for rows in _tastes())
     return Sample(*chosen)
 

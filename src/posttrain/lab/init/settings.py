@@ -1,6 +1,6 @@
-"""The settings of a project, each with the words that stand behind it in config.yaml.
+"""The settings of a project, with their comments in config.yaml.
 
-The algorithm is the advisor's first recommendation for what was answered; sizes and rates come with it.
+The algorithm is the advisor's first recommendation for the answers. It comes with batch sizes and learning rates.
 """
 
 from __future__ import annotations
@@ -17,31 +17,31 @@ from posttrain.lab.init.questions import Answers
 from posttrain.lab.init.samples import WORD
 
 COLUMN = 58
-"""Where comments begin, or further right."""
+"""Column where comments begin. After long lines they begin further right."""
 SAMPLED = ("answers", "function", "environment")
-"""Kinds of data whose answers the model gives itself."""
+"""Kinds of data for which the model samples the answers."""
 _MACHINES: Mapping[str, Mapping[str, Any]] = {"cpu": {"gpus": 0}, "gpu": {"gpus": 1}, "auto": {}}
 _GIVEN = ("pairs", "thumbs", "demonstrations")
-"""Data that is learned from as it is, with nothing sampled."""
+"""Kinds of data with given answers, for which nothing is sampled."""
 CHAT = "chat.jinja"
-"""Turns of the tiny model, which has no chat template of its own."""
+"""Chat template file for the tiny model in several turns. The model has no chat template of its own."""
 ANSWER_LENGTH = 256
-"""Tokens of an answer to the sample's prompts, or of a turn."""
+"""Length of an answer to the sample's prompts, or of a turn, in tokens."""
 _REASONS = 2
-"""As many are told; `posttrain advise` has them all."""
+"""Number of reasons to show. `posttrain advise` shows all."""
 
 
 class Recommendation(NamedTuple):
     algorithm: str
     settings: Mapping[str, Any]
-    """That its rules give beside the defaults."""
+    """Settings from the advisor's rules that differ from the defaults."""
     reason: str
     config: Mapping[str, Any]
-    """The one that comes with it: sizes, learning rate, adapters or none."""
+    """The advisor's config: batch sizes, learning rate, and adapters if any."""
 
 
 def recommend(answers: Answers) -> Recommendation:
-    """The algorithm for what there is."""
+    """Return the advisor's first recommendation for the answers."""
     facts: dict[str, Any] = {"data": answers.data, "answer_length": ANSWER_LENGTH, **_MACHINES[answers.where]}
     facts |= {"online": False} if answers.data in _GIVEN else {}
     facts |= {} if answers.goal == "balance" else {"priority": answers.goal}
@@ -54,7 +54,7 @@ def recommend(answers: Answers) -> Recommendation:
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """A setting, or a few of one section."""
+    """A line of the config: a setting, or a section with several settings."""
 
     key: str
     value: Any
@@ -62,7 +62,7 @@ class Line:
 
 
 def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
-    """The config of a project from its first line to its last."""
+    """Return all lines of a project's config."""
     models = "put a folder or a Hugging Face name here" if answers.tiny else "a folder or a Hugging Face name"
     return [
         Line(key="model", value=_model(answers), comment=models),
@@ -78,18 +78,18 @@ def lines_of(answers: Answers, found: Recommendation) -> list[Line]:
         *_sampling(answers, found),
         Line(key="train", value=_train(answers, found), comment=""),
         _evaluation(answers),
-        Line(key="checkpoint", value={"every": 50}, comment="steps; where `posttrain resume` goes on"),
+        Line(key="checkpoint", value={"every": 50}, comment="in steps; `posttrain resume` continues from there"),
         Line(key="seed", value=0, comment="the same seed, the same run"),
     ]
 
 
 def settings_of(lines: list[Line]) -> dict[str, Any]:
-    """The same as plain data."""
+    """Return the lines as plain data."""
     return {line.key: line.value for line in lines}
 
 
 def config_text(lines: list[Line], title: str) -> str:
-    """The file: a line for each section, and in `train`, where most is changed, one for each setting."""
+    """Return the text of config.yaml: a line per section, and a line per setting in `train`."""
     text = [f"# {title}"]
     for line in lines:
         if line.key == "train":
@@ -105,10 +105,10 @@ def config_text(lines: list[Line], title: str) -> str:
 _TRAIN = {
     "steps": "",
     "prompts_per_step": "rows of the data in each step",
-    "learning_rate": "the first setting to try others of: posttrain sweep",
-    "minibatches": "updates with the answers of a step",
-    "schedule": "down to 0 at the end",
-    "warmup_steps": "up from 0 at the beginning",
+    "learning_rate": "the first setting to tune: posttrain sweep",
+    "minibatches": "updates per step",
+    "schedule": "decays to 0 at the end",
+    "warmup_steps": "rises from 0 at the start",
 }
 
 
@@ -136,22 +136,22 @@ def _environment(answers: Answers, found: Recommendation) -> list[Line]:
         return []
     own = {"function": f"environment.py:{'Word' if answers.tiny else 'Game'}"}
     value = own if answers.tiny else {**found.config["environment"], **own}
-    return [Line(key="environment", value=value, comment="yours; answers each turn of the model")]
+    return [Line(key="environment", value=value, comment="your program; answers each turn of the model")]
 
 
 def _rewards(answers: Answers) -> list[Line]:
     match answers.data:
         case "answers":
             verifier = "exact_match" if answers.tiny else "math"
-            says = "1 where the answer is that of the row" if answers.tiny else "1 where the value is that of the row"
+            says = "1 if the answer equals the row's" if answers.tiny else "1 if the value equals the row's"
             return [
                 Line(key="rewards", value=[{"name": verifier}], comment=says),
                 Line(key="check", value=[{"function": "reward.py:check"}], comment="a second look; never trained on"),
             ]
         case "function":
-            return [Line(key="rewards", value=[{"function": "reward.py:score"}], comment="yours; try: reward test")]
+            return [Line(key="rewards", value=[{"function": "reward.py:score"}], comment="yours; try it: reward test")]
         case "environment":
-            return [Line(key="rewards", value=[{"name": "environment"}], comment="what it says all turns were worth")]
+            return [Line(key="rewards", value=[{"name": "environment"}], comment="its reward for all turns")]
     return []
 
 
@@ -161,12 +161,12 @@ def _sampling(answers: Answers, found: Recommendation) -> list[Line]:
     in_turns = answers.data == "environment"
     tiny = {"group_size": 8, "max_completion_length": WORD + 2, **({"max_turns": 2} if in_turns else {})}
     value = tiny if answers.tiny else found.config["sampling"]
-    comment = "tokens of a turn" if in_turns else "answers to each prompt; tokens of the longest"
+    comment = "tokens per turn" if in_turns else "answers per prompt; tokens of the longest"
     return [Line(key="sampling", value=value, comment=comment)]
 
 
 def _train(answers: Answers, found: Recommendation) -> Mapping[str, Any]:
-    """The advisor's; of a tiny model, which learns its task from nothing, what does that in a minute."""
+    """Return the advisor's `train` section, or one with which a tiny model learns its task from scratch in a minute."""
     if not answers.tiny:
         return found.config["train"]
     if answers.data in SAMPLED:
@@ -178,4 +178,4 @@ def _train(answers: Answers, found: Recommendation) -> Mapping[str, Any]:
 def _evaluation(answers: Answers) -> Line:
     sampled = {"prompts": 96 if answers.tiny else 64, "samples": 4} if answers.data in SAMPLED else {}
     value = {**sampled, "every": 20}
-    return Line(key="evaluation", value=value, comment="on eval, before, after and every 20 steps")
+    return Line(key="evaluation", value=value, comment="on eval rows: before, after and every 20 steps")

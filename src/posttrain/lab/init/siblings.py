@@ -1,7 +1,7 @@
-"""Rows of the example `siblings`: how many sisters does her brother have? (AIW, arXiv:2406.02061)
+"""Rows of the example `siblings`: how many sisters does a girl's brother have? (AIW, arXiv:2406.02061)
 
-One more than she has, because she is one of them. Every list of rows is the same each time. The held-out questions have
-numbers of sisters and brothers that no training row has together, so that nothing can be answered from memory.
+He has one more than she has, because she is one of them. The rows are the same each time. The held-out questions have
+pairs of numbers (sisters, brothers) that no training row has, so that memorising does not help.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ import yaml
 
 Row = dict[str, Any]
 MOST = 6
-"""Sisters and brothers that she has, at least one of each. So the answers are 2 to 7."""
+"""Most sisters and most brothers of the girl, who has at least one of each. The answers are 2 to 7."""
 HELD_OUT = 2
-"""For each number of sisters, so many numbers of brothers occur in held-out questions alone."""
+"""For each number of sisters, this many numbers of brothers occur only in held-out questions."""
 DEMONSTRATED, PLAIN = 30, 120
-"""Questions with their answers for SFT, each answer equally often, and prompts that have nothing to do with them."""
+"""Number of questions with answers for SFT, each answer equally often, and number of unrelated prompts."""
 WORDS_FILE = Path(__file__).parent / "examples/siblings/words.yaml"
 WORDS = yaml.safe_load(WORDS_FILE.read_text(encoding="utf-8"))
 
 
 class Siblings(NamedTuple):
-    """The rows of each file."""
+    """The rows of each data file."""
 
     train: list[Row]
     eval: list[Row]
@@ -68,7 +68,7 @@ def question(she: str, brother: str, sisters: int, brothers: int) -> str:
 
 
 def _demonstrations(rows: list[Row], count: int) -> list[Row]:
-    """The first of each answer in turn, so that each is there equally often."""
+    """Return the first rows of each answer in turn, so that each answer occurs equally often."""
     by_answer = [[row for row in rows if row["answer"] == str(s + 1)] for s in range(1, MOST + 1)]
     chosen = itertools.chain.from_iterable(zip(*by_answer, strict=False))
     return [{"prompt": row["prompt"], "completion": row["answer"]} for row in itertools.islice(chosen, count)]

@@ -1,1 +1,1 @@
-"""The needs of a step: memory per phase and role, arithmetic, time, money and disk."""
+"""Predicts what a step needs: memory per phase and role, arithmetic, time, money and disk."""

@@ -1,14 +1,14 @@
-"""Bytes that the packed forward pass leaves for the backward pass, and what either holds for a moment.
+"""Bytes that the packed forward pass saves for the backward pass, and the temporaries of both.
 
-Counted from the autograd graph of transformers' decoders as models/packed_attention.py runs them. With L tokens that go
-through the model, D the width of the hidden state, F of the MLP, H heads for queries, K for keys and values, each d
-wide, a layer of Llama in float32 keeps, of each token:
+Counted from the autograd graph of transformers' decoders as models/packed_attention.py runs them. D is the width of the
+hidden state, F that of the MLP; there are H query heads and K key-value heads of width d. A layer of Llama in float32
+saves, for each of the L tokens that go through the model:
 
-    norm              1 + D        its root, and what the gain is multiplied by (only a trained gain needs that)
+    norm              1 + D        its root, and the input of the gain (only if the gain is trained)
     inputs of q, k, v     D
-    attention         H d + 2 K d  as grids: a branch repeats its prefix there, and where masked the keys of each head
-                      H d + H      its output and the log-sum-exp of the fused kernel; short attention keeps the
-                                   probabilities in place of these two (cpu/segment_attention.py)
+    attention         H d + 2 K d  as grids: a branch repeats its prefix there, and with a mask the keys of each head
+                      H d + H      output and log-sum-exp of the fused kernel; short attention saves the probabilities
+                                   instead of these two (cpu/segment_attention.py)
     input of o        H d
     hidden state          D        after attention, for the norm that follows
     norm              1 + D
@@ -16,8 +16,8 @@ wide, a layer of Llama in float32 keeps, of each token:
     MLP                 4 F        gate, up, act(gate), act(gate) * up
     hidden state          D        after the MLP, for the norm that follows
 
-Under autocast the hidden state and its norm stay float32; everything that a product gives is bfloat16, each product
-keeps a cast of its input for itself, and the casts of the weights live until the backward pass has used them.
+Under autocast the hidden state and its norm stay float32, and the results of products are bfloat16. Each product saves
+its own cast of its input. The casts of the weights live until the backward pass has used them.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from posttrain.lab.plan.roles import comes_together
 from posttrain.models.footprint import SHORT_KEYS, SLAB_NUMBERS, holds_base
 
 WIDE = 4
-"""Bytes of a number of the hidden state and of weights that are trained."""
+"""Bytes per number of the hidden state and of trained weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pass:
-    """A forward pass of one model over one micro-batch, and how it computes."""
+    """A forward pass of one model over one micro-batch."""
 
     architecture: Architecture
     layout: Layout
     narrow: int
-    """Bytes of a number that a product gives."""
+    """Bytes per number of a product's result."""
     short: bool
-    """Attention of short rows keeps its probabilities."""
+    """True if attention of short rows saves its probabilities."""
     fused: bool
-    """Attention through PyTorch's fused kernel."""
+    """True if attention uses PyTorch's fused kernel."""
     trained: bool
-    """All weights get a gradient; with adapters only those."""
+    """True if all weights get a gradient. With adapters, only these do."""
     adapters: Adapters | None = None
     divided: bool = False
-    """FSDP brings the weights together for each pass (roles.py)."""
+    """True if FSDP gathers the weights for each pass (roles.py)."""
     cast_before: bool = False
-    """They come cast, so that products cast nothing."""
+    """True if the gathered weights are already cast, so that products cast nothing."""
     held: bool = False
-    """The same of frozen matrices that lie in the precision of products."""
+    """True if frozen matrices are stored in the precision of the products, so that products cast nothing."""
 
     @staticmethod
     def of(workload: Workload, architecture: Architecture, layout: Layout, *, adapters: Adapters | None) -> Pass:
@@ -73,17 +73,17 @@ class Pass:
             cast_before=comes_together(workload) and workload.gathers_casts,
         )
 
-    # --- what stays --------------------------------------------------------------------------------------------------
+    # --- saved bytes -------------------------------------------------------------------------------------------------
 
     @property
     def saved(self) -> int:
-        """Bytes kept until the backward pass, for all layers and for the parts before and after them."""
+        """Bytes saved for the backward pass, by all layers and by the parts before and after them."""
         layers = sum(number * self.saved_by(block) for number, block in self.architecture.blocks)
         return layers + self.around
 
     @property
     def around(self) -> int:
-        """Ids, positions' cosines and sines, the embedded tokens, the last norm."""
+        """Bytes outside of layers: ids, cosines and sines of positions, embedded tokens, the last norm."""
         a, tokens = self.architecture, self.layout.tokens
         rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
         norm = WIDE * (1 + (a.hidden if self.trained else 0))
@@ -92,7 +92,7 @@ class Pass:
 
     @property
     def checkpointed(self) -> int:
-        """The input of each layer, in place of what the layers keep."""
+        """Bytes saved with checkpointing: the input of each layer, instead of the layers' saved tensors."""
         return self.architecture.layers * self.layout.tokens * self.architecture.hidden * WIDE + self.around
 
     def saved_by(self, block: Block) -> int:
@@ -103,7 +103,7 @@ class Pass:
         return states + gains + self._inputs(block) + self.attention_saved + self._mlp(block) + self._casts(block)
 
     def _inputs(self, block: Block) -> int:
-        """Of the products that read a normed hidden state and the output of attention, and of adapters."""
+        """Return the bytes of saved inputs of products: normed hidden states, the output of attention, and adapters."""
         a, tokens = self.architecture, self.layout.tokens
         readers = sum(linear.inputs == a.hidden and linear.name != "o" for linear in block.linears)
         copies = 2 if self.narrow == WIDE else readers  # one before attention and one before the MLP, or one each
@@ -112,7 +112,7 @@ class Pass:
 
     @property
     def attention_saved(self) -> int:
-        """Queries, keys and values as attention sees them, and what it keeps beside them."""
+        """Bytes that attention saves: queries, keys and values as it reads them, and its own results."""
         a, tokens = self.architecture, self.layout.tokens
         queries = tokens * a.heads * a.key_width
         if a.family.qk_norm:
@@ -143,8 +143,8 @@ class Pass:
         return self.layout.tokens * self.narrow * per_token
 
     def _casts(self, block: Block) -> int:
-        """Of the weights of a layer in the precision of the products, experts included, which a product keeps for its
-        backward pass; none of those that come together already cast, and are freed layer by layer."""
+        """Return the bytes of the casts of a layer's weights, experts included, that products save for the backward
+        pass. 0 if the weights are gathered already cast, because they are freed layer by layer."""
         if self.narrow == WIDE or self.cast_before or self.held:
             return 0
         mixture = block.mixture
@@ -153,35 +153,35 @@ class Pass:
 
     @property
     def cached_casts(self) -> int:
-        """Autocast keeps the casts of weights that are trained until the end of the pass, without gradient too; of
-        divided ones its cache is off (models/policy.py), and those of a layer are dropped with it."""
+        """Bytes of cached casts. Autocast keeps the casts of trained weights until the end of the pass, also without
+        gradient. For divided weights the cache is off (models/policy.py): only one layer's casts exist at a time."""
         layers = [number * self._casts(block) for number, block in self.architecture.blocks] if self.trained else [0]
         return max(self._casts(block) for _, block in self.architecture.blocks) if self.divided else sum(layers)
 
-    # --- what is there for a moment ----------------------------------------------------------------------------------
+    # --- temporaries --------------------------------------------------------------------------------------------------
 
     @property
     def forward_moment(self) -> int:
-        """Without gradient, in the MLP or in attention, beside four hidden states: the embedded tokens, the input of
-        the layer, that of the part and its norm."""
+        """Peak bytes of a forward pass without gradient: the larger of MLP and attention, and four hidden states (the
+        embedded tokens, the inputs of the layer and of its part, and the norm)."""
         a, tokens = self.architecture, self.layout.tokens
         rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
         in_mlp = tokens * self.narrow * 3 * self.widest_mlp  # act(gate), up and their product
-        wide = WIDE * (1 if self.narrow == WIDE else 2)  # scores, and their softmax where that becomes narrower
+        wide = WIDE * (1 if self.narrow == WIDE else 2)  # scores, and their softmax if it is narrower
         in_attention = self.attention_saved + self.eager_scores + wide * self.slab
         return tokens * (WIDE * 4 * a.hidden + rotary + 8) + max(in_mlp, in_attention)
 
     @property
     def backward_moment(self) -> int:
-        """In the product of act(gate) and up: three gradients, one of the hidden state, less the product itself; or in
-        attention, the gradients of the probabilities and of the scores."""
+        """Peak temporary bytes of the backward pass: the gradient of a hidden state, and the larger of two: in the MLP,
+        three gradients less the product act(gate) * up; in attention, the gradients of probabilities and scores."""
         in_mlp = self.layout.tokens * self.narrow * 2 * self.widest_mlp
         in_attention = 2 * max(self.eager_scores, self.narrow * self.slab)
         return max(in_mlp, in_attention) + WIDE * self.layout.tokens * self.architecture.hidden
 
     @property
     def slab(self) -> int:
-        """Scores of the rows that short attention computes together, of all heads."""
+        """Number of scores, over all heads, of the rows that short attention computes together."""
         most = 0
         for grid in filter(self._is_short, self.layout.grids):
             of_a_row = self.architecture.heads * grid.queries * grid.keys
@@ -193,13 +193,13 @@ class Pass:
 
     @property
     def eager_scores(self) -> int:
-        """Scores of attention that are held whole, in float32: the fused kernel and short attention hold none."""
+        """Bytes of full attention scores in float32. 0 with the fused kernel, which materialises none."""
         return 0 if self.fused else WIDE * self.layout.scores * self.architecture.heads
 
     @property
     def widest_mlp(self) -> int:
-        """The width of the MLP that a token passes: the experts chosen for it, or every token's MLP, which run one
-        after another."""
+        """The width of the MLP that a token passes: that of its chosen experts or of the dense MLP, whichever is
+        larger, because they run one after the other."""
         return max(max(_mlp_width(block), _experts_width(block)) for _, block in self.architecture.blocks)
 
 
@@ -238,12 +238,12 @@ class Head:
 
     @property
     def tile(self) -> int:
-        """Logits of the largest tile: a chunk of positions by a part of the vocabulary."""
+        """Number of logits in the largest tile: a chunk of positions by a part of the vocabulary."""
         return self._tile_rows * min(self._tile_columns, self.architecture.vocabulary)
 
     @property
     def tiles_at_once(self) -> int:
-        """While a tile is made the one before it, where there is one, is still there."""
+        """Number of tiles alive at a time. The previous tile, if any, still exists while a tile is computed."""
         is_one = self.scored <= self.chunk_tokens and self.architecture.vocabulary <= self._tile_columns
         return 1 if is_one else 2
 
@@ -258,20 +258,20 @@ class Head:
 
     @property
     def kept(self) -> int:
-        """Logits for the backward pass, and the hidden states that they came from."""
+        """Bytes of the logits saved for the backward pass, and of the hidden states."""
         logits = min(self.scored * self.architecture.vocabulary * self.narrow, KEPT_BYTES)
         return logits + self.states
 
     @property
     def states(self) -> int:
-        """Hidden states before scored tokens, with the sums over the vocabulary, targets and places of each."""
+        """Bytes of the hidden states before scored tokens, with sums over the vocabulary, targets and positions."""
         return self.scored * (WIDE * self.architecture.hidden + 4 * WIDE + 3 * 8)
 
     @property
     def backward_moment(self) -> int:
-        """Tiles, and the gradient of the hidden states; the gradient of the weight stays, see `weight_gradient`.
+        """Temporary bytes of the backward pass: tiles and the gradient of hidden states, without `weight_gradient`.
 
-        In half precision a tile is there once in float32 and twice cast: the one before it, and its own.
+        In half precision there is a tile in float32, its cast, and the cast of the previous tile.
         """
         half = self.narrow < WIDE
         states = self.scored * self.architecture.hidden * (WIDE + (self.narrow if half else 0))
@@ -284,15 +284,15 @@ class Head:
 
     @property
     def forward_moment(self) -> int:
-        """Without gradient: tiles beside the hidden states."""
+        """Peak bytes of a forward pass without gradient: tiles and hidden states."""
         return self.states + self.tiles
 
     @property
     def tiles(self) -> int:
-        """In a forward pass: the one that is made and the one before it."""
+        """Bytes of tiles in a forward pass: the current one and the previous one."""
         return self.tiles_at_once * WIDE * self.tile
 
     @property
     def trained_forward(self) -> int:
-        """In a forward pass whose tiles are kept: the tile, and the exponentials beside it of which entropy is made."""
+        """Bytes in a forward pass that saves its tiles: a tile, and its exponentials for the entropy."""
         return 2 * WIDE * self.tile

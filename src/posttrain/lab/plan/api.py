@@ -44,14 +44,14 @@ ERROR = {"cpu": 0.25, "cuda": 0.25}
 """Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
 
 SHARED_BY = (2, 4, 8, 16, 32, 64)
-"""Numbers of devices to try."""
+"""Numbers of devices to try if the run does not fit."""
 DEFAULT_STEPS = 200
-"""Steps of a run that is planned without a config."""
+"""Default number of steps of a run that is planned without a config."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """All that can be known before a run is paid for."""
+    """The predictions about a run, before it is paid for."""
 
     config: RunConfig
     target: Target
@@ -65,13 +65,13 @@ class Plan:
     changes: tuple[Change, ...] = ()
     """Changes that would make the run fit, if it does not."""
     elsewhere: tuple[str, ...] = ()
-    """Hardware on which it fits as it is, where it does not fit on this."""
+    """Other hardware on which the run fits without changes, if it does not fit here."""
     remarks: tuple[Remark, ...] = ()
-    """Settings outside of published ranges."""
+    """Settings outside their published ranges."""
     placements: tuple[Placed, ...] = ()
-    """For a run with a vLLM server on GPUs: its possible placements, and the one that the run takes."""
+    """The possible placements of a run with a vLLM server on GPUs. The run's own is marked as chosen."""
     beside: SideBySide | None = None
-    """For a run whose engines sample while it trains, if it was simulated."""
+    """The simulation of a run whose engines sample while it trains. None if there was none."""
 
     @property
     def hardware(self) -> Hardware:
@@ -79,13 +79,13 @@ class Plan:
 
     @property
     def devices(self) -> int:
-        """All that are paid for: those that train, and those of an engine of its own."""
+        """Number of devices to pay for: training devices, and those of separate engines."""
         sampling = self.workload.engine_ranks if self.workload.engine == "separate" else 0
         return self.hardware.count + sampling
 
     @cached_property
     def step(self) -> Step:
-        """The arithmetic, with every answer as long as it may be."""
+        """The arithmetic of a step whose answers all have the maximum length."""
         return step_of(self.workload)
 
     @cached_property
@@ -101,18 +101,18 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """As estimated, on each device and in main memory."""
+        """Does the run fit, by the estimate, on each device and in main memory?"""
         return self.verdict.fits and self.has_main_memory(surely=False)
 
     def has_main_memory(self, surely: bool) -> bool:
-        """As far as is known: as estimated, or even if the estimate is too low by its error."""
+        """Does main memory suffice? With `surely`, even if the estimate is too low by its error. True if unknown."""
         found = self.main_memory
         return found is None or (found.answer == "yes" if surely else found.fits)
 
     @property
     def timed(self) -> bool:
-        """Are its seconds computed? Not with `train.cpu_offload`: nobody has timed copies to and from main memory, or
-        AdamW on the processor."""
+        """Are the run's seconds predicted? Not with `train.cpu_offload`: copies to and from main memory, and AdamW on
+        the processor, were never timed."""
         return not self.workload.cpu_offload
 
     @property
@@ -122,12 +122,12 @@ class Plan:
 
     @property
     def in_turns(self) -> bool:
-        """Trainer and vLLM server share a GPU."""
+        """Do trainer and vLLM server share a GPU?"""
         return any(one.chosen and one.placement == "shared" for one in self.placements)
 
     @cached_property
     def on_one_device(self) -> Verdict | None:
-        """The run on one device, if `train.devices` uses only one; None if there is only one."""
+        """The verdict for one device, if there are several but `train.devices` uses only one. Otherwise None."""
         if self.workload.ranks == 1 or self.config.train.devices != 1:
             return None
         one = replace(self.target, tensor=None, sharding=None, hardware=replace(self.hardware, count=1))
@@ -135,45 +135,45 @@ class Plan:
 
     @property
     def start_bytes(self) -> int:
-        """Of the copy from which the first of several ranks samples, whole and in float32 while it is read; 0 where
-        engines sample, or nobody does."""
+        """Bytes of the full copy from which the first of several ranks samples, in float32 while it is loaded. 0 if
+        engines sample, or if nothing is sampled."""
         workload = self.workload
         return 4 * workload.architecture.parameters if workload.engine == "copy" and workload.samplers else 0
 
     @property
     def too_large_to_start(self) -> bool:
-        """Does that alone not fit?"""
+        """Is this copy alone too large for a device?"""
         return self.workload.device == "cuda" and self.start_bytes > self.verdict.available
 
     @property
     def step_seconds(self) -> float | None:
-        """None where they are not computed (`timed`)."""
+        """Seconds of a step. None if they are not predicted (`timed`)."""
         return self.cost.seconds if self.timed else None
 
     @property
     def run_seconds(self) -> float | None:
-        """The same of all steps and evaluations."""
+        """Seconds of all steps and evaluations. None if they are not predicted."""
         step = self.step_seconds
         return None if step is None else self.workload.steps * step + self.evaluations * self.evaluation_seconds
 
     @property
     def dollars(self) -> tuple[float, float] | None:
-        """The cost of the run, by the cheapest and the most expensive offer; None if nothing is rented or timed."""
+        """Cost of the run in dollars, by the cheapest and the dearest offer. None if nothing is rented or timed."""
         hourly, seconds = replace(self.hardware, count=self.devices).price(self.target.price), self.run_seconds
         if hourly is None or seconds is None:
             return None
         return hourly[0] * seconds / 3600, hourly[1] * seconds / 3600
 
     def line(self) -> str:
-        """The lines that `posttrain train` prints before it loads anything."""
+        """Return the lines that `posttrain train` prints before it loads anything."""
         return words.line(self)
 
     def render(self) -> str:
-        """The plan as text for a terminal."""
+        """Return the plan as text for a terminal."""
         return words.render(self)
 
     def to_json(self) -> dict[str, Any]:
-        """The plan for programs, and for plan.json of a run."""
+        """Return the plan as plain data, as in a run's plan.json."""
         return words.to_json(self)
 
 
@@ -186,10 +186,10 @@ def make_plan(
     gpus: str | None = None,
     **how: Any,
 ) -> Plan:
-    """A plan of a config, or of a model and an algorithm with the defaults of everything else.
+    """Plan a config, or a model and an algorithm with the defaults of everything else.
 
-    `gpus` is like "8xH100"; None is this machine. `how` are further fields of `Target`. Raises ConfigError and
-    ModelError for what cannot be planned; what does not fit is no error here.
+    `gpus` is text such as "8xH100"; None means this machine. `how` are further fields of `Target`. Raises ConfigError
+    or ModelError if the run cannot be planned. A run that does not fit is no error here.
     """
     named = config is None
     if config is None:
@@ -207,7 +207,7 @@ def make_plan(
 
 
 def simulated(plan: Plan) -> Plan:
-    """The plan, and what a simulation shows of a run whose engines sample while it trains."""
+    """Add a simulation to the plan, if engines sample while the run trains."""
     if not plan.timed:
         return plan
     found = side_by_side(plan.config, plan.workload, plan.hardware, plan.target.length_spread)
@@ -216,17 +216,17 @@ def simulated(plan: Plan) -> Plan:
 
 
 def with_lengths(config: RunConfig, target: Target) -> Target:
-    """The target with what the data of the config says, where that is on this machine."""
+    """Add the lengths of the config's data to the target, if the data are on this machine."""
     return replace(target, lengths=row_lengths(config, model_architecture(config.model.path).context))
 
 
 def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
-    """The least configuration with this model and this algorithm."""
+    """Return a minimal configuration with this model and this algorithm."""
     if model is None or algorithm is None:
         raise ConfigError(
             given="neither a configuration nor both a model and an algorithm",
             allowed="one of the two",
-            fix="posttrain plan my_run.yaml, or posttrain plan --model 7b --algorithm grpo --gpus h100",
+            fix="Run posttrain plan my_run.yaml, or posttrain plan --model 7b --algorithm grpo --gpus h100.",
         )
     kind = ALGORITHMS.get(algorithm)
     needs = frozenset[str]() if kind is None else kind().needs
@@ -241,7 +241,7 @@ def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:
 
 
 def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
-    """The plan of a resolved config; `advice`: look for changes where it does not fit, and for unusual settings."""
+    """Plan a resolved config. With `advice`, look for unusual settings, and for changes if it does not fit."""
     workload = workload_for(config, target)
     memory, cost = predict(workload), cost_of_step(workload, target.hardware)
     placed = tuple[Placed, ...]()
@@ -275,10 +275,10 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
 
 
 def workload_for(config: RunConfig, target: Target) -> Workload:
-    """What decides memory and time: the config, on that hardware, sharded as asked or as `train.shard` says. Raises
-    ConfigError for impossible groups of ranks.
+    """Return the workload, which decides memory and time: the config on this hardware, sharded as the target or
+    `train.shard` says. Raises ConfigError for impossible groups of ranks.
 
-    `auto` are the devices of a machine, where a copy of the weights surely fits on them and steps are faster so.
+    `auto` shards within each machine, if a copy of the weights surely fits there and steps are faster that way.
     """
     count, node, shard = target.hardware.count, target.hardware.node, config.train.shard
     tensor = _tensor(config, target)
@@ -298,7 +298,7 @@ def workload_for(config: RunConfig, target: Target) -> Workload:
 
 
 def _tensor(config: RunConfig, target: Target) -> int:
-    """Devices that divide matrices: as asked, else as the run does it. Ranks on a CPU are planned as one."""
+    """Return the number of devices that divide matrices: the target's, otherwise the run's. CPU ranks count as one."""
     return target.tensor or (config.train.tensor if target.hardware.count > 1 else 1)
 
 
@@ -306,9 +306,9 @@ def _workload(config: RunConfig, target: Target, *, sharding: Sharding, shard: i
     accelerator = target.hardware.device
     names = ("engine", "engine_tensor", "prompt_tokens", "mean_completion_tokens")
     known = {name: getattr(target, name) for name in names}
-    if config.has_turns:  # the mean of a turn: see `Target.answering`
+    if config.has_turns:  # it is the mean of a turn: see `Target.answering`
         known.pop("mean_completion_tokens")
-    alone = accelerator.key != "cpu" and config.rollout.engine == "vllm"  # the others are for its servers
+    alone = accelerator.key != "cpu" and config.rollout.engine == "vllm"  # the other GPUs are for its servers
     workload = workload_of(
         config,
         device="cpu" if accelerator.key == "cpu" else "cuda",
@@ -328,7 +328,7 @@ def _workload(config: RunConfig, target: Target, *, sharding: Sharding, shard: i
 
 
 def surely_fits(config: RunConfig, target: Target, workload: Workload) -> bool:
-    """Even if the estimate is too low by its error; beside a server, what the trainer needs."""
+    """Does the run fit even if the estimate is too low by its error? With a server, only the trainer counts."""
     if not has_server(config, workload):
         return verdict_on(predict(workload), target).answer == "yes"
     memory = predict(replace(workload, engine="separate"))
@@ -337,8 +337,8 @@ def surely_fits(config: RunConfig, target: Target, workload: Workload) -> bool:
 
 
 def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
-    """Against what is free on this machine, or against the whole memory of a device by its name: of the device that
-    needs most, those of engines among them."""
+    """Compare the needs of the most loaded device, engines included, with the memory: what is free on this machine, or
+    all memory of a named device."""
     hardware = target.hardware
     engines = [phase.bytes for phase in memory.phases if phase.place == "engine"]
     needed = max(corrected(memory, hardware.memory_factor), *engines, 0)
@@ -347,8 +347,8 @@ def verdict_on(memory: MemoryPlan, target: Target) -> Verdict:
 
 
 def main_memory_verdict(workload: Workload, target: Target) -> Verdict | None:
-    """The main memory of one machine: the ranks' part against the free memory. Memory that a GPU copies from is never
-    swapped."""
+    """Compare the ranks' needs with the free main memory of one machine. Swap does not count, because memory that a GPU
+    copies from is never swapped."""
     available = target.main_memory_bytes
     if not workload.cpu_offload or available is None:
         return None
@@ -357,15 +357,15 @@ def main_memory_verdict(workload: Workload, target: Target) -> Verdict | None:
 
 
 def changes_for(plan: Plan) -> list[Change]:
-    """The smallest changes that make it fit even if the estimate is too low by its error; where there are none, those
-    that make it fit as estimated. Each is found by planning again."""
+    """Return the smallest changes that make the run fit even if the estimate is too low by its error. If there are
+    none, return those that make it fit by the estimate. Each change is planned again."""
 
     def attempt(settings: Mapping[str, Any], surely: bool) -> Found | None:
         try:
             config = load_config(plan.config, settings).config
             check(config)
-            check_over(config, plan.workload.ranks)  # the config may leave their number open, or use fewer
-        except ConfigError:  # settings that do not go together, or that ranks cannot do
+            check_over(config, plan.workload.ranks)  # the config may use fewer ranks, or not say how many
+        except ConfigError:  # settings that conflict, or that ranks do not support
             return None
         changed = plan_for(config, plan.target, advice=False)
         return (changed.verdict.needed, changed.step_seconds) if changed.has_main_memory(surely) else None
@@ -376,9 +376,10 @@ def changes_for(plan: Plan) -> list[Change]:
 
 
 def places_for(plan: Plan) -> Iterator[str]:
-    """The cheapest single GPU on which it fits as it is, and the fewest of the planned kind that share it.
+    """Yield the cheapest single GPU on which the run fits without changes, and the fewest GPUs of the planned kind that
+    fit it with sharding.
 
-    Of a run with a vLLM server one GPU trains, however many there are: nobody shares it.
+    A run with a vLLM server trains on one GPU only, so sharding does not apply.
     """
 
     def fits(hardware: Hardware, sharding: Sharding) -> bool:
@@ -386,7 +387,7 @@ def places_for(plan: Plan) -> Iterator[str]:
         try:
             check_over(plan.config, 1 if plan.placements else hardware.count)
             return plan_for(plan.config, target, advice=False).fits
-        except ConfigError:  # too few GPUs for its servers, or settings that ranks cannot do
+        except ConfigError:  # too few GPUs for its servers, or settings that ranks do not support
             return False
 
     cheapest_first = sorted(devices().values(), key=lambda device: device.price or (0.0, 0.0))
@@ -401,7 +402,7 @@ def places_for(plan: Plan) -> Iterator[str]:
 
 
 def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware, heldout: int | None) -> tuple[int, float]:
-    """(how many, seconds of each): before, after, and every so many steps."""
+    """Return (number of evaluations, seconds of each). They run before, after, and every `evaluation.every` steps."""
     every, steps, settings = config.evaluation.every, workload.steps, config.evaluation
     number = 2 + ((steps - 1) // every if every else 0)
     mean = step_of(workload, longest=False).answer_tokens if workload.turns is None else workload.turns.mean_tokens
@@ -415,29 +416,29 @@ def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware, held
 
 @dataclass(frozen=True, kw_only=True)
 class PipelinePlan:
-    """What every stage needs, in their order."""
+    """The plans of all stages of a pipeline, in order."""
 
     stages: Mapping[str, Plan]
 
     @property
     def run_seconds(self) -> float | None:
-        """None where they are not computed for some stage."""
+        """Seconds of all stages. None if a stage has no prediction."""
         seconds = [plan.run_seconds for plan in self.stages.values()]
         return None if None in seconds else sum(one for one in seconds if one is not None)
 
     @property
     def dollars(self) -> tuple[float, float] | None:
-        """The cost of all stages; None if nothing is rented."""
+        """Cost of all stages in dollars. None if nothing is rented."""
         parts = [plan.dollars for plan in self.stages.values() if plan.dollars is not None]
         return (sum(low for low, _ in parts), sum(high for _, high in parts)) if parts else None
 
     @property
     def fits(self) -> bool:
-        """All of them do, as estimated."""
+        """Do all stages fit, by the estimates?"""
         return all(plan.fits for plan in self.stages.values())
 
     def render(self) -> str:
-        """A line for each stage and for all of them; then every stage by itself."""
+        """Return a line for each stage and for the total, then the full plan of each stage."""
         width = max(map(len, self.stages))
         lines = [f"{name:<{width}}  fits: {plan.verdict.answer}; {plan.line()}" for name, plan in self.stages.items()]
         total = f"all {len(self.stages)} stages: {words.at_most(self.run_seconds)}"
@@ -461,7 +462,7 @@ def plan_pipeline(
     gpus: str | None = None,
     **how: Any,
 ) -> PipelinePlan:
-    """As `make_plan`, for a file or mapping with `stages`."""
+    """Plan a pipeline: a file or mapping with `stages`. Otherwise as `make_plan`."""
     configs = read_pipeline(source, overrides).with_start_models()
     return PipelinePlan(
         stages={

@@ -1,10 +1,10 @@
-"""The shape of a language model, and how many parameters each of its parts has: from config.json or from a size class.
+"""Reads the shape of a language model and its parameters by part, from config.json or for a size class.
 
     architecture_of({"model_type": "llama", "hidden_size": 576, ...})      the content of a config.json
     read_architecture("runs/sft-1/model")                                  a folder with one
-    read_architecture("7b")  read_architecture("Qwen/Qwen3-30B-A3B")       a size class, or a model that stands for one
+    read_architecture("7b")  read_architecture("Qwen/Qwen3-30B-A3B")       a size class, or its representative model
 
-The records are those of shape.py.
+shape.py defines the records.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ __all__ = [
 
 SIZES = Path(__file__).with_name("sizes.yaml")
 EXPERT_NUMBERS = ("num_experts", "num_local_experts", "n_routed_experts")
-"""Versions of transformers write the number of experts under different names."""
+"""Names of the number of experts in different versions of transformers."""
 TRAINED_FURTHER = re.compile(r"-(instruct|chat|base|it)$")
-"""How names of models end that have the shape of the model without it."""
+"""Suffixes in model names that do not change the shape of the model."""
 
 
 def read_architecture(model: str) -> Architecture:
-    """The architecture of a folder or a config.json, of a size class such as "7b", or of a model that `sizes.yaml`
-    knows by name.
+    """Return the architecture of a folder or a config.json, of a size class such as "7b", or of a model named in
+    `sizes.yaml`.
 
     A name may end in -Instruct, -Chat, -Base or -it.
 
-    Nothing is downloaded. Raises ModelError for a file that is none, ConfigError for a name that says nothing.
+    Nothing is downloaded. Raises ModelError for an invalid config.json, and ConfigError for an unknown name.
     """
     path = Path(model).expanduser()
     path = path / "config.json" if path.is_dir() else path
@@ -64,12 +64,12 @@ def read_architecture(model: str) -> Architecture:
     raise ConfigError(
         given=f"model {model!r} is neither a folder with a config.json, nor a size class, nor a known model's name",
         allowed=f"a folder, a config.json, a model in the local cache of the Hub, or {', '.join(size_classes())}",
-        fix="Download its config.json, a file of a few kilobytes, and give its path; or use the nearest size class.",
+        fix="Download its config.json, which has a few kilobytes, and give its path; or use the nearest size class.",
     )
 
 
 def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architecture:
-    """The architecture in a config.json; raises ModelError if its parameters cannot be counted."""
+    """Return the architecture in a config.json. Raises ModelError if its parameters cannot be counted."""
     kind, config = _text_part(config)
     family = families().get(kind)
     if family is None:
@@ -108,7 +108,7 @@ def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architectur
 
 @cache
 def size_classes() -> Mapping[str, dict[str, Any]]:
-    """Size class -> the published model that stands for it, and what its config.json says of its shape."""
+    """Map each size class to its representative published model, with the shape from its config.json."""
     return yaml.safe_load(SIZES.read_text(encoding="utf-8"))
 
 
@@ -126,7 +126,7 @@ def _blocks(read: _Reader, hidden: int, heads: tuple[int, int, int, int]) -> Ite
 
 
 def _dense_layers(read: _Reader, experts: Experts, layers: int) -> int:
-    """How many layers of a mixture have a plain MLP: the first few, those that are named, all but one in so many."""
+    """Count the layers of a mixture that have a plain MLP: the first, the listed, and those between sparse steps."""
     first = read.number(experts.dense_layers) if experts.dense_layers else 0
     named, step = read.get("mlp_only_layers", ()), read.get("decoder_sparse_step", 1)
     return sum(layer < first or layer in named or (layer + 1) % step > 0 for layer in range(layers))
@@ -167,7 +167,7 @@ def _attention(read: _Reader, hidden: int, queries: int, keys: int, values: int)
 
 
 def _latent_attention(read: _Reader, hidden: int, heads: tuple[int, int, int, int]) -> tuple[tuple[Linear, ...], int]:
-    """The matrices, and the parameters of the norms of the latent states."""
+    """Return the matrices, and the number of parameters in the norms of the latent states."""
     num_heads, _, key_width, value_width = heads
     rank, rope = read.number("kv_lora_rank"), read.number("qk_rope_head_dim")
     query_rank = read.get("q_lora_rank")
@@ -207,7 +207,7 @@ def _norm_size(family: Family, width: int) -> int:
 
 
 class _Reader:
-    """Values of a config.json by their usual names."""
+    """Values of a config.json, looked up by their usual names."""
 
     def __init__(self, name: str, family: Family, config: Mapping[str, Any]) -> None:
         self.name, self.family, self.config = name, family, config
@@ -231,14 +231,14 @@ class _Reader:
 
 
 def _text_part(config: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    """The type and settings of the language model, which a config of several parts keeps apart."""
+    """Return the type and settings of the language model. A multi-part config has them in its own section."""
     text = config.get("text_config")
     if isinstance(text, Mapping):
         if "vision_config" in config or "audio_config" in config:
             raise ModelError(
-                given=f"config.json describes a model of type {config.get('model_type')!r} with parts beside its text",
+                given=f"config.json describes a model of type {config.get('model_type')!r} with parts other than text",
                 allowed="a language model",
-                fix="Give its language model alone.",
+                fix="Give only its language model.",
             )
         config = text
     return str(config.get("model_type")), config
@@ -259,12 +259,12 @@ def _read_config(path: Path) -> Mapping[str, Any]:
 
 
 def _cached_config(model: str) -> Path | None:
-    """Of a model that was downloaded before."""
+    """Return the config.json of a model in the local cache of the Hub, or None."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         found = try_to_load_from_cache(model, "config.json")
-    except HFValidationError:  # a name that no model can have
+    except HFValidationError:  # not a valid model name
         return None
     return Path(found) if isinstance(found, str) else None

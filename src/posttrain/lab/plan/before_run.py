@@ -1,8 +1,8 @@
-"""The plan before the run: whether it can fit is said before anything is loaded, and what cannot is refused.
+"""The plan before the run: predicts whether the run fits before anything is loaded, and refuses a run that cannot fit.
 
-Nothing that fits is refused. A run is held to the least that it can need: answers and prompts as short as they may turn
-out, the most frugal way of computing, less the stated error of the estimate. The longest rows that the config admits
-are what the line and its warning speak of. Whatever keeps a plan from being made is said, and the run goes on.
+A run that fits is never refused. To refuse, the check uses the least that the run can need: the shortest answers and
+prompts, the most frugal computation, less the stated error of the estimate. The printed line and its warning assume the
+longest rows that the config allows. If no plan can be made, a line says why, and the run goes on.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from posttrain.store.run_store import RunStore
 
 SHORTEST = 8
-"""Tokens of a prompt, and of an answer, below which no run is imagined."""
+"""Assumed minimum length of a prompt and of an answer, in tokens."""
 HUB_PATIENCE = 5.0
-"""Seconds for the Hub to answer."""
+"""Timeout for the Hub, in seconds."""
 DISK_ERROR = 0.1
-"""Share by which the size of a checkpoint may be off; its tensors are known, and little else is in it."""
+"""Relative error of a checkpoint's size. It is small, because a checkpoint is mostly tensors of known sizes."""
 
 
 def before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
-    """Whether it fits, and which settings are outside of published ranges: what `posttrain.train` asks first."""
+    """Check whether the run fits, and report settings outside published ranges. `posttrain.train` calls this first."""
     plan_first(config, store, view)
     for remark in remarks(config):
         store.event("warning", str(remark), step=0, about=remark.setting)
@@ -52,9 +52,9 @@ def before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
 
 
 def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
-    """Say in a line what the run needs, write plan.json, and raise `DoesNotFit` for what cannot fit.
+    """Print a line on the run's needs, write plan.json, and raise `DoesNotFit` if the run cannot fit.
 
-    Nothing of it enters events.jsonl: what a machine has free is no part of a run.
+    Nothing goes to events.jsonl, because the free memory of a machine is not part of a run.
     """
     fetch_shape(config.model)
     try:
@@ -74,7 +74,7 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
 
 
 def sizes_here(config: RunConfig) -> dict[str, int]:
-    """The sizes that this machine's GPU has room for (sizes.py), by setting; empty on a CPU, or without a plan."""
+    """Return the batch sizes that fit this machine's GPU (sizes.py), by setting. Empty on a CPU, or without a plan."""
     if choose_device(config.model.device).type != "cuda":
         return {}
     try:
@@ -89,14 +89,14 @@ def sizes_here(config: RunConfig) -> dict[str, int]:
 
 
 def fetch_shape(model: ModelConfig) -> None:
-    """Have config.json of a model on the Hub in the local cache, where a plan finds it: a few kilobytes, before all
-    the weights. Whatever is wrong with the model is said when it is loaded."""
+    """Download the config.json of a Hub model (a few kilobytes) to the local cache, where the plan finds it. Errors
+    are ignored here and reported when the model is loaded."""
     name, revision = model.path, model.revision
     if not HUB_NAME.fullmatch(name) or Path(name).expanduser().exists() or name.lower() in size_classes():
         return
     if isinstance(try_to_load_from_cache(name, "config.json", revision=revision), str):
         return
-    with suppress(Exception):  # asked once: a download by itself would try again and again where there is no network
+    with suppress(Exception):  # one request only: without a network, a plain download would retry many times
         url = hf_hub_url(name, "config.json", revision=revision)
         get_session().head(
             url, headers=build_hf_headers(), timeout=HUB_PATIENCE, follow_redirects=True
@@ -105,16 +105,16 @@ def fetch_shape(model: ModelConfig) -> None:
 
 
 def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
-    """Raise `DoesNotFit` for a stage that cannot fit, before the ones that come before it are trained.
+    """Raise `DoesNotFit` if a stage cannot fit, before any stage is trained.
 
-    What else there is to say of a stage is said when it begins.
+    Other messages about a stage come when it begins.
     """
     for name, config in configs.items():
         fetch_shape(config.model)
         try:
             plan = plan_for(config, target_here(config))
             least = least_verdict(plan)
-        except Exception:  # it is said when the stage begins
+        except Exception:  # reported when the stage begins
             continue
         try:
             refuse(plan, least, folder)
@@ -123,7 +123,7 @@ def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
 
 
 def target_here(config: RunConfig) -> Target:
-    """This machine, as the run will use it."""
+    """Return this machine as the target, as the run will use it."""
     device = choose_device(config.model.device)
     cards = torch.cuda.device_count() if device.type == "cuda" else 1
     hardware = over_ranks(_hardware(device), cards, config)
@@ -134,12 +134,12 @@ def _hardware(device: torch.device) -> Hardware:
     if device.type != "cuda":
         return processor_here()
     free, total = torch.cuda.mem_get_info(device)
-    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # what an earlier run has freed
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # freed by an earlier run
     return gpu_here(torch.cuda.get_device_name(device), total=total, free=free + kept)
 
 
 def least_verdict(plan: Plan) -> Verdict:
-    """The verdict on the run at its most frugal: the shortest rows, computed in the way that needs least memory."""
+    """Return the verdict on the most frugal version of the run: the shortest rows, and the least memory to compute."""
     verdicts = (verdict_on(predict(workload), plan.target) for workload in _frugal(plan.workload))
     return min(verdicts, key=lambda verdict: verdict.needed)
 
@@ -157,7 +157,7 @@ def _frugal(workload: Workload) -> Iterator[Workload]:
 
 
 def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
-    """Raise `DoesNotFit` where memory or disk cannot suffice."""
+    """Raise `DoesNotFit` if memory or disk cannot suffice."""
     if least.refused:
         roles = "; ".join(f"{role} {size(needed)}" for role, needed in plan.memory.peak.by_role.items() if needed)
         raise DoesNotFit(
@@ -200,12 +200,12 @@ def _way_out(plan: Plan) -> str:
 
 
 def _how_surely(plan: Plan) -> str:
-    """Changes may be enough as estimated alone (advise/plan/api.py)."""
+    """Return "probably " if the changes suffice only if the estimate is exact (`changes_for` in api.py)."""
     return "" if all(change.bytes <= plan.verdict.surely for change in plan.changes) else "probably "
 
 
 def warnings(plan: Plan, least: Verdict) -> Iterator[str]:
-    """Warnings that are no reason to refuse the run."""
+    """Yield warnings for a run that is not refused."""
     verdict = plan.verdict
     if verdict.answer != "yes":
         fits = f"; it {_how_surely(plan)}fits with {plan.changes[0].command}" if plan.changes else ""

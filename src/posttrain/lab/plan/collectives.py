@@ -1,18 +1,18 @@
-"""How long ranks take to tell each other what they must: rings, by latency and bandwidth.
+"""The time of communication between ranks: ring collectives, by latency and bandwidth.
 
-A collective of n ranks over B bytes in all. Each rank takes in, in so many steps along the ring:
+For a collective of n ranks over B bytes in total, each rank receives these bytes in these steps along the ring:
 
     all-gather        (n - 1) / n B      n - 1        every rank ends with all B
     reduce-scatter    (n - 1) / n B      n - 1        every rank ends with the sum of its part
     all-reduce      2 (n - 1) / n B    2 (n - 1)      reduce-scatter, then all-gather
     send                          B      1            from one device to another
 
-    seconds = start + steps inside machines x a_inside + steps between them x a_across + bytes taken in / rate
+    seconds = start + steps inside machines x a_inside + steps between them x a_across + received bytes / rate
 
 Of the n - 1 steps, machines - 1 go from one machine to the next. Rings enter a machine through the network cards of all
-of its ranks, so what a group with k ranks on a machine takes in comes at min(link, k x network). NCCL sends by one of
-three protocols, of which short messages want another one than long ones: the fastest counts. Latencies and the share
-of the bandwidth that a protocol leaves are those of NCCL's own model (hardware.yaml has the source).
+of its ranks, so a group with k ranks per machine receives at min(link, k x network). NCCL has three protocols; which is
+fastest depends on the message size, and the fastest one counts. The latencies of the protocols and their shares of the
+bandwidth come from NCCL's own model (hardware.yaml has the source).
 """
 
 from __future__ import annotations
@@ -30,44 +30,44 @@ Kind = Literal["all-gather", "reduce-scatter", "all-reduce", "send"]
 
 @dataclass(frozen=True, kw_only=True)
 class Collective:
-    """One kind of message, and how often it is exchanged."""
+    """A collective operation, and how often it runs."""
 
     kind: Kind
     bytes: float
-    """Bytes of the whole that is gathered, summed or sent, each time."""
+    """Total bytes that are gathered, summed or sent, each time."""
     group: Group
     times: float = 1.0
     hidden: bool = False
-    """It goes on while the ranks compute: only what outlasts the computation is waited for."""
+    """True if it overlaps with computation. Ranks then wait only for what takes longer than computing."""
 
     def __mul__(self, times: float) -> Collective:
         return replace(self, times=self.times * times)
 
     @property
     def received(self) -> float:
-        """Bytes that one rank takes in, all times together."""
+        """Bytes that one rank receives, over all times."""
         n = self.group.ranks
         share = {"all-reduce": 2 * (n - 1) / n, "send": 1.0}.get(self.kind, (n - 1) / n)
         return self.times * share * self.bytes
 
     @property
     def across(self) -> float:
-        """The part of `received` that comes through the network card of a rank."""
+        """The bytes of `received` that come through a rank's network card."""
         return self.received / self.group.inside if self.group.machines > 1 else 0.0
 
     @property
     def steps(self) -> tuple[int, int]:
-        """Steps of one time: inside machines, between them."""
+        """Steps of one run: (inside machines, between machines)."""
         rounds = 2 if self.kind == "all-reduce" else 1
         across = self.group.machines - 1
         return rounds * (self.group.ranks - 1 - across), rounds * across
 
     def seconds(self, hardware: Hardware) -> float:
-        """All times together, one after another."""
+        """Return the seconds of all runs, one after the other."""
         return sum(self.latency_and_bandwidth(hardware))
 
     def latency_and_bandwidth(self, hardware: Hardware) -> tuple[float, float]:
-        """Seconds of both, by the protocol that is fastest."""
+        """Return (seconds of latency, seconds of bandwidth) for the fastest protocol."""
         rate = hardware.link
         if self.group.machines > 1:
             rate = min(rate, self.group.inside * hardware.network)
@@ -84,7 +84,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """One of NCCL's: seconds, and the share of the bandwidth that carries data."""
+    """A protocol of NCCL: its latencies in seconds, and the share of the bandwidth that carries data."""
 
     start: float
     inside: float
@@ -94,7 +94,7 @@ class Protocol:
 
 @cache
 def protocols() -> tuple[Protocol, ...]:
-    """Those of hardware.yaml."""
+    """Return the protocols in hardware.yaml."""
     rows = table()["protocols"].values()
     return tuple(
         Protocol(
@@ -105,7 +105,7 @@ def protocols() -> tuple[Protocol, ...]:
 
 
 def told(kind: Kind, size: float, group: Group, times: float = 1.0, *, hidden: bool = False) -> tuple[Collective, ...]:
-    """One collective; none for a rank that is alone, or has nothing to say."""
+    """Return one collective. Empty for a group of one rank, or without bytes or runs."""
     if group.ranks == 1 or not size or not times:
         return ()
     return (Collective(kind=kind, bytes=size, group=group, times=times, hidden=hidden),)
@@ -113,20 +113,20 @@ def told(kind: Kind, size: float, group: Group, times: float = 1.0, *, hidden: b
 
 @dataclass(frozen=True, kw_only=True)
 class Together:
-    """All collectives of one kind and group, of one rank."""
+    """All collectives of one kind and group, for one rank."""
 
     kind: Kind
     group: Group
     times: float
     received: float
     latency: float
-    """Seconds."""
+    """Time due to latency, in seconds."""
     bandwidth: float
-    """Seconds."""
+    """Time due to bandwidth, in seconds."""
 
 
 def together(messages: Iterable[Collective], hardware: Hardware) -> list[Together]:
-    """By kind and group, in the order in which they first come."""
+    """Sum collectives by kind and group, in the order of their first occurrence."""
     found: dict[tuple[Kind, Group], Together] = {}
     for one in messages:
         latency, bandwidth = one.latency_and_bandwidth(hardware)

@@ -1,13 +1,13 @@
-"""Floating-point operations and bytes of everything a step does, and the seconds and dollars that they come to.
+"""Floating-point operations and bytes of a step, and the resulting seconds.
 
-    forward, per token    2 N_active + 2 h (d_k + d_v) c per layer      c: tokens that it attends to
-    head                  2 D V, for tokens that are scored alone
-    backward              2 x forward of the linear layers (1 x where the weights are frozen), 2.5 x of attention
-    computation           max(operations / rate, bytes / bandwidth) + layer calls x what each of them costs at least
-    seconds               max(computation, what ranks tell each other meanwhile) + what they wait for (collectives.py)
+    forward, per token    2 N_active + 2 h (d_k + d_v) c per layer      c: tokens that a token attends to
+    head                  2 D V, only for scored tokens
+    backward              2 x forward of the linear layers (1 x if the weights are frozen), 2.5 x of attention
+    computation           max(operations / rate, bytes / bandwidth) + layer calls x minimum time of a call
+    seconds               max(computation, overlapped communication) + exposed communication (collectives.py)
 
-N_active are the weights that one token meets: of a mixture of experts those of the experts chosen for it. The fused
-backward of attention computes the scores again: five products for the two of the forward pass (arXiv:2205.14135).
+N_active is the number of weights that one token uses; in a mixture, only those of its experts. The fused backward of
+attention recomputes the scores: five products instead of the two of the forward pass (arXiv:2205.14135).
 
 D width of the hidden state, V vocabulary, h heads, d_k and d_v the widths of a head.
 """
@@ -23,24 +23,24 @@ from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
 
 MASTER_BYTES = 4
-"""Bytes of a weight: the trainer keeps float32."""
+"""Bytes per weight in the trainer, which keeps float32."""
 ADAM_TOUCHES = 10
 """Numbers read or written for each trained weight in an update: gradient (norm, scaling, use), weight, two moments."""
 PREFILL_TOKENS = 16384
-"""Prompt tokens that go through the model in one pass of the sampler."""
+"""Maximum prompt tokens in one pass of the sampler."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work of one device in a phase of any kind."""
+    """The work of one device."""
 
     flops: float = 0.0
     bytes: float = 0.0
     """Bytes of memory, read and written."""
     layer_calls: float = 0.0
-    """Layers that are started, one after another."""
+    """Number of layer calls, one after the other."""
     messages: tuple[Collective, ...] = ()
-    """Between devices."""
+    """Communication between devices."""
 
     def __add__(self, other: Work) -> Work:
         return Work(**{name: value + getattr(other, name) for name, value in vars(self).items()})
@@ -55,25 +55,25 @@ class Work:
 
     @property
     def link_bytes(self) -> float:
-        """That come in from other devices."""
+        """Bytes received from other devices."""
         return sum(one.received for one in self.messages)
 
     @property
     def network_bytes(self) -> float:
-        """The bytes that come from other machines."""
+        """Bytes received from other machines."""
         return sum(one.across for one in self.messages)
 
     def seconds(self, hardware: Hardware, precision: str) -> float:
-        """On a device of this hardware."""
+        """Return the seconds of this work on a device of this hardware."""
         return self.computing(hardware, precision) + self.waiting(hardware, precision)
 
     def computing(self, hardware: Hardware, precision: str) -> float:
-        """Seconds of these, without a word from other devices."""
+        """Return the seconds of computation, without communication."""
         busy = max(self.flops / hardware.rate(precision), self.bytes / hardware.bandwidth)
         return busy + self.layer_calls * hardware.efficiency.layer_call
 
     def waiting(self, hardware: Hardware, precision: str) -> float:
-        """Seconds in which a device has nothing to compute, since it waits for others."""
+        """Return the seconds in which a device waits for others and computes nothing."""
         meanwhile, alone = (
             sum(one.seconds(hardware) for one in self.messages if one.hidden is hidden) for hidden in (True, False)
         )
@@ -82,40 +82,40 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True)
 class Trained:
-    """How a model is trained, as far as its arithmetic goes."""
+    """The facts about a model's training that its arithmetic depends on."""
 
     trained_parameters: int
     adapter_parameters: int = 0
-    """The parameters of LoRA; the base is then frozen, and gets no gradients."""
+    """Parameters of LoRA adapters. If there are any, the base is frozen and gets no gradients."""
     recomputes: bool = False
-    """Gradient checkpointing: the layers run forward a second time."""
+    """True with gradient checkpointing: the layers run forward a second time."""
     optimizer_bytes: int = MASTER_BYTES
-    """Bytes of each of the two moments."""
+    """Bytes per parameter of each of the two moments."""
     ranks: int = 1
-    """Devices that divide the moments, and with them the update."""
+    """Number of devices that shard the moments, and with them the update."""
 
 
 def linear_flops(model: Architecture, adapters: int = 0) -> float:
-    """Operations of one token through all layers: two for each weight that it meets, without attention."""
+    """Return the operations of one token in all layers: two per weight that it uses, without attention."""
     counts = model.counts
     return 2.0 * (counts.attention + counts.mlp + counts.active_experts + adapters)
 
 
 def attention_flops(model: Architecture, context: float) -> float:
-    """Operations of attention for one token over `context` tokens, in all layers."""
+    """Return the operations of attention for one token over `context` tokens, in all layers."""
     seen = min(context, model.sliding_window or context)
     return 2.0 * model.layers * model.heads * (model.key_width + model.value_width) * seen
 
 
 def head_flops(model: Architecture) -> float:
-    """Operations for the logits of one token."""
+    """Return the operations for the logits of one token."""
     return 2.0 * model.hidden * model.vocabulary
 
 
 def weight_bytes(model: Architecture, precision: str, tokens: float | None = None) -> float:
-    """Bytes of the weights that a pass reads; its `tokens` meet so many experts, None: all of them.
+    """Return the bytes of the weights that a pass reads. Its `tokens` decide how many experts; None means all.
 
-    k of E experts for each of n tokens are on average E (1 - (1 - k/E)^n) experts.
+    If each of n tokens uses k of E experts, they use E (1 - (1 - k/E)^n) experts on average.
     """
     counts = model.counts
     experts = float(counts.experts)
@@ -127,7 +127,7 @@ def weight_bytes(model: Architecture, precision: str, tokens: float | None = Non
 
 
 def bytes_of(precision: str) -> int:
-    """The bytes of a number.
+    """Return the bytes per number.
 
     >>> bytes_of("bfloat16"), bytes_of("float32")
     (2, 4)
@@ -136,7 +136,7 @@ def bytes_of(precision: str) -> int:
 
 
 def scoring(model: Architecture, step: Step, precision: str, *, with_head: bool = True, adapters: int = 0) -> Work:
-    """One pass over all rows without gradient: old or reference log-probabilities, values, scores."""
+    """Return the work of a pass over all rows without gradient: old or reference log-probabilities, values, scores."""
     flops = step.computed_tokens * (linear_flops(model, adapters) + attention_flops(model, step.context))
     flops += with_head * step.scored_tokens * head_flops(model)
     passes = step.microbatches
@@ -144,7 +144,7 @@ def scoring(model: Architecture, step: Step, precision: str, *, with_head: bool 
 
 
 def training(model: Architecture, step: Step, precision: str, how: Trained, *, with_head: bool = True) -> Work:
-    """All updates of a step: forward and backward of every row in each epoch, and the optimizer."""
+    """Return the work of all updates in a step: forward and backward of each row in each epoch, and the optimizer."""
     linear = linear_flops(model)
     adapters = 2.0 * how.adapter_parameters
     forward = linear + adapters
@@ -181,10 +181,10 @@ def generating(
     precision: str,
     longest: int = 0,
 ) -> Work:
-    """Sampling: each prompt goes through the model once, then every pass adds one token to the rows in flight.
+    """Return the work of sampling: each prompt goes through the model once, then each pass adds a token to every row.
 
-    A pass reads all weights, and the keys and values of what every row has seen: with few rows that is what takes time.
-    Where `answer_tokens` are a mean, there are passes until the longest answer ends, however few rows are left.
+    A pass reads all weights, and the keys and values of all rows. With few rows, reading dominates the time. If
+    `answer_tokens` is a mean, passes continue until the longest answer ends, however few rows are left.
     """
     in_flight = max(1, min(rows, rows_together))
     passes = max(-(-rows // in_flight) * answer_tokens, longest)
@@ -203,5 +203,5 @@ def generating(
 
 
 def publishing(model: Architecture, precision: str) -> Work:
-    """The trained weights copied to the sampler."""
+    """Return the work of copying the trained weights to the sampler."""
     return Work(bytes=model.parameters * (MASTER_BYTES + bytes_of(precision)))

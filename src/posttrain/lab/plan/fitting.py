@@ -1,8 +1,8 @@
-"""The smallest changes that make a run fit: settings of the config, each tried by planning again.
+"""Finds the smallest changes of settings that make a run fit. Each change is tried by planning again.
 
-In the order of what they cost: first what takes time alone and leaves every result as it is, then what computes
-otherwise, then what trains less, last what makes the task smaller. A single change that is enough comes before any
-combination; a combination holds nothing that could be left out.
+Changes are ordered by their cost: first those that only take time and change no result, then those that compute
+differently, then those that train less, and last those that make the task smaller. A single sufficient change comes
+before any combination. A combination contains no change that could be omitted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SHORTEST_CHUNK = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A change that may help."""
+    """A change that might make the run fit."""
 
     settings: Settings
     costs: str
@@ -38,26 +38,26 @@ class Change:
 
     settings: Settings
     costs: tuple[str, ...]
-    """What each of them costs."""
+    """The cost of each setting, in words."""
     bytes: int
-    """What the run then needs."""
+    """Memory that the run then needs, in bytes."""
     seconds: float | None
-    """How long a step then takes; None where that was not computed."""
+    """Time of a step after the change, in seconds. None if it was not computed."""
 
     @property
     def command(self) -> str:
-        """As it is written on the command line."""
+        """The settings in the form of the command line."""
         return " ".join(f"{name}={show(value)}" for name, value in self.settings.items())
 
 
 Found = tuple[int, float | None]
-"""Bytes, and seconds of a step where they were computed."""
+"""(bytes, seconds of a step or None)."""
 Try = Callable[[Settings], Found | None]
-"""Plans with these settings; None for settings that are refused."""
+"""A function that plans with these settings. It returns None if they are refused."""
 
 
 def smallest_changes(steps: Sequence[Step], attempt: Try, available: int, *, most: int = 3) -> list[Change]:
-    """Every single change that is enough, the cheapest first, at most so many; else the one combination that is."""
+    """Return up to `most` sufficient single changes, cheapest first; otherwise one sufficient combination, if any."""
     tried = [(step, attempt(step.settings)) for step in steps]
     enough = [_change([step], found) for step, found in tried if found is not None and found[0] <= available]
     if enough:
@@ -67,7 +67,7 @@ def smallest_changes(steps: Sequence[Step], attempt: Try, available: int, *, mos
 
 
 def _one_of_each_setting(changes: Sequence[Change]) -> list[Change]:
-    """Of several values of one setting that are enough, the first: the smallest change of it."""
+    """Keep the first of several sufficient values of a setting, which is the smallest change."""
     first: dict[tuple[str, ...], Change] = {}
     for change in changes:
         first.setdefault(tuple(change.settings), change)
@@ -75,7 +75,7 @@ def _one_of_each_setting(changes: Sequence[Change]) -> list[Change]:
 
 
 def _combination(steps: Sequence[Step], attempt: Try, available: int) -> Change | None:
-    """Changes are added in their order, where they help, until it fits; then whatever is not needed is taken out."""
+    """Add helpful changes in order until the run fits, then remove those that are not needed."""
     taken: list[Step] = []
     found = attempt({})
     for step in steps:
@@ -111,17 +111,17 @@ def _change(steps: Sequence[Step], found: Found) -> Change:
 
 
 def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
-    """Possible changes to this run, the cheapest first."""
+    """Yield possible changes to this run, cheapest first."""
     yield from _slower(config, workload)
     if config.model.precision == "float32" and workload.device == "cuda":
         yield Step(settings={"model.precision": "bfloat16"}, costs="computes in bfloat16")
     if workload.optimizer_bits == 32 and workload.device == "cuda" and workload.lora is None:
-        yield Step(settings={"train.optimizer": "adamw_8bit"}, costs="moments in 8 bits: slightly other steps")
+        yield Step(settings={"train.optimizer": "adamw_8bit"}, costs="moments in 8 bits: slightly different updates")
     if workload.device == "cuda" and workload.ranks > 1 and not workload.cpu_offload:
         several = {"train.devices": workload.ranks} if config.train.devices == 1 else {}
         yield Step(settings={"train.cpu_offload": True, **several}, costs=_offloaded(workload))
     if workload.critic == "separate":
-        yield Step(settings={"critic.kind": "shared"}, costs="policy and critic pull at the same weights")
+        yield Step(settings={"critic.kind": "shared"}, costs="policy and critic change the same weights")
     if workload.lora is None:
         yield Step(
             settings={"lora.rank": 16, **({"critic.kind": "lora"} if workload.critic == "separate" else {})},
@@ -133,23 +133,23 @@ def possible_steps(config: RunConfig, workload: Workload) -> Iterator[Step]:
 
 
 def _slower(config: RunConfig, workload: Workload) -> Iterator[Step]:
-    """What takes time and changes no result."""
+    """Yield changes that take time and change no result."""
     train, now = config.train, workload.tokens_per_microbatch
     for tokens in _halves(now, least=min(workload.row_tokens, now)):
         yield Step(settings={"train.tokens_per_microbatch": tokens}, costs="more and smaller passes, same gradient")
     for tokens in _halves(train.logprob_chunk_tokens, least=SHORTEST_CHUNK):
         yield Step(settings={"train.logprob_chunk_tokens": tokens}, costs="log-probabilities in smaller parts")
     if not train.gradient_checkpointing:
-        yield Step(settings={"train.gradient_checkpointing": True}, costs="about a third more time to train")
+        yield Step(settings={"train.gradient_checkpointing": True}, costs="about a third more training time")
     if workload.data_kind == "prompts":
         for rows in _halves(workload.max_batch_rows, least=8):
             yield Step(
-                settings={"sampling.max_batch_rows": rows}, costs="fewer answers decoded at once, slower sampling"
+                settings={"sampling.max_batch_rows": rows}, costs="fewer answers decoded together, slower sampling"
             )
 
 
 def _smaller(config: RunConfig, workload: Workload) -> Iterator[Step]:
-    """What changes the task."""
+    """Yield changes that make the task smaller."""
     if workload.data_kind == "prompts":
         length = config.sampling.max_completion_length
         if workload.turns is not None:
@@ -157,7 +157,7 @@ def _smaller(config: RunConfig, workload: Workload) -> Iterator[Step]:
         for shorter in _halves(length, least=max(64, length // 4)):
             yield Step(settings={"sampling.max_completion_length": shorter}, costs="shorter answers")
         if "reference" in workload.needs and "kl_coef" in config.algorithm.settings:
-            yield Step(settings={"algorithm.kl_coef": 0.0}, costs="nothing holds the policy to its reference")
+            yield Step(settings={"algorithm.kl_coef": 0.0}, costs="nothing keeps the policy close to its reference")
     elif config.data.max_length is not None:
         for shorter in _halves(config.data.max_length, least=config.data.max_length // 4):
             yield Step(settings={"data.max_length": shorter}, costs="longer rows are dropped")
@@ -168,18 +168,18 @@ def _shorter_trajectories(config: RunConfig) -> Iterator[Step]:
     for shorter in _halves(
         config.longest_completion if most is None else most, least=config.sampling.max_completion_length
     ):
-        yield Step(settings={"sampling.max_trajectory_length": shorter}, costs="longer trajectories are cut")
+        yield Step(settings={"sampling.max_trajectory_length": shorter}, costs="longer trajectories are truncated")
     for fewer in _halves(turns, least=2):
-        yield Step(settings={"sampling.max_turns": fewer}, costs="trajectories of fewer turns")
+        yield Step(settings={"sampling.max_turns": fewer}, costs="fewer turns per trajectory")
 
 
 def _offloaded(workload: Workload) -> str:
     kept = in_main_memory(of_one_rank(replace(workload, cpu_offload=True)))
-    return f"{size(kept)} of main memory for each device, and steps far slower: AdamW on the processor, and copies"
+    return f"{size(kept)} of main memory for each device, and far slower steps: AdamW on the processor, and copies"
 
 
 def _halves(number: int, least: int) -> Iterator[int]:
-    """Half, a quarter ... down to the least.
+    """Yield a half, a quarter ... of the number, down to `least`.
 
     >>> list(_halves(2048, least=300))
     [1024, 512]

@@ -1,17 +1,16 @@
-"""Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, the next token.
+"""Bytes of sampling in the trainer's process: keys and values of the rows in flight, their prompts, and the next token.
 
-On a CPU a plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) holds each prompt once for
-all rows that began with it, and what came after it per row (cpu/group_attention.py); other models hold prompt and
-answer in a slot per row (engines/slots.py). Per layer, with K heads for keys and values, each d wide:
+On a CPU, a plain decoder (cpu/plain_decoder.py: RMSNorms, separate queries, keys and values) stores each prompt once
+for all rows that share it, and the rest per row (cpu/group_attention.py). Other models store prompt and answer in a
+slot per row (engines/slots.py). Per layer, with K key-value heads of width d:
 
     plain     [prompts, K, columns of a prompt, d] and [rows, K, columns of an answer, d], for keys and for values
     slots     [slots, K, columns, d] for keys and for values
 
-For as long as it decodes, a plain decoder has small weights that read the same input side by side in one matrix
-(cpu/joint_linear.py): of copies and of shared modules in float32, without adapters. In half precision shared
-modules of a CPU run under autocast, which casts their weights: trained ones once for a whole call, frozen ones for each
-product. On a GPU a call casts what is stored in float32 and decodes with the casts (engines/precision.py): frozen
-weights are stored in half precision there.
+While it decodes, a plain decoder joins small weights with the same input into one matrix (cpu/joint_linear.py): for
+copies, and for shared modules in float32, without adapters. In half precision, shared modules on a CPU run under
+autocast, which casts their weights: trained ones once per call, frozen ones for each product. On a GPU, a call casts
+float32 weights and decodes with the casts (engines/precision.py). Frozen weights are stored in half precision there.
 """
 
 from __future__ import annotations
@@ -65,21 +64,21 @@ def has_plain_decoder(workload: Workload) -> bool:
 
 
 def keys_and_values(workload: Workload) -> int:
-    """The keys and values of all rows in flight when they are longest."""
+    """Return the bytes of keys and values for all rows in flight at their maximum length."""
     a, rows = workload.architecture, rows_in_flight(workload)
     prompt, answer = workload.prompt_tokens, max(1, workload.completion_tokens - 1)  # the last token is not fed again
     if has_plain_decoder(workload):
         places = prompts_in_flight(workload) * columns(prompt, prompt, GROUP_COLUMNS)
         places += rows * columns(1, answer, GROUP_COLUMNS)
     else:
-        held = workload.rows > rows  # the prompt of those of its group that wait
+        held = workload.rows > rows  # the prompt for the waiting rows of its group
         places = (rows + held) * columns(prompt, prompt + answer)
     return a.layers * places * a.kv_width * BYTES[workload.precision]
 
 
 def joined_weights(workload: Workload) -> int:
-    """Of queries, keys and values, and of gate and up, where a layer's fit together; of every layer that is no larger
-    where compiled kernels multiply. Adapters are merged into the copies."""
+    """Return the bytes of joined copies: queries, keys and values, and gate and up, if they are small enough; with
+    compiled kernels, also of every other small layer. Adapters are merged into the copies."""
     a = workload.architecture
     if not has_plain_decoder(workload) or is_cast(workload):
         return 0
@@ -91,7 +90,7 @@ def joined_weights(workload: Workload) -> int:
 
 
 def is_cast(workload: Workload) -> bool:
-    """Does it decode with the float32 weights of the policy, in half precision?"""
+    """Does the sampler decode with the policy's float32 weights, in half precision?"""
     return workload.engine == "shared" and workload.precision != "float32"
 
 
@@ -111,7 +110,7 @@ def casts(workload: Workload) -> int:
 
 
 def choice(workload: Workload) -> int:
-    """Logits of all rows, in float32 where they are not, their exponentials, and those in whole blocks."""
+    """Return the bytes to choose a token for all rows: logits, their float32 copy, and exponentials in full blocks."""
     a: Architecture = workload.architecture
     padded = ceil(a.vocabulary / SAMPLING_BLOCK) * SAMPLING_BLOCK
     narrow = BYTES[workload.precision]
@@ -120,15 +119,15 @@ def choice(workload: Workload) -> int:
 
 
 def prefill(workload: Workload) -> int:
-    """All prompts that enter together, in an MLP: its input, gate and up, act(gate) and the product, beside the hidden
-    state and its norm."""
+    """Return the bytes for all prompts that enter together: an MLP's input, gate, up, act(gate) and product, and the
+    hidden state with its norm."""
     a = workload.architecture
     tokens = prompts_in_flight(workload) * workload.prompt_tokens
     return tokens * (BYTES[workload.precision] * 4 * a.mlp_width + WIDE * 2 * a.hidden)
 
 
 def prompt_cache(workload: Workload) -> int:
-    """Keys and values when the prompts have just entered."""
+    """Return the bytes of keys and values when the prompts have just entered."""
     a, prompt = workload.architecture, workload.prompt_tokens
     slots, multiple = (
         (prompts_in_flight(workload), GROUP_COLUMNS)
@@ -139,7 +138,7 @@ def prompt_cache(workload: Workload) -> int:
 
 
 def _copied(block: Block, alone: bool) -> int:
-    """Of layers that read the same input, joined; `alone`: by itself what is not."""
+    """Count the weights of layers copied into joint matrices. With `alone`, also those of layers copied singly."""
     ups = tuple(linear for linear in block.mlp if linear.name != "down")
     copied = 0
     for linears in (block.attention[:-1], block.attention[-1:], ups, block.mlp[len(ups) :]):

@@ -1,7 +1,7 @@
-"""The abilities of accelerators (hardware.yaml), this machine, and the memory that a run may use here.
+"""The performance of accelerators (hardware.yaml), this machine, and the memory that a run may use here.
 
-Peaks are those of data sheets; a plan multiplies them by the stated shares of `Efficiency`, or replaces the product by
-what a probe has measured. The processor of this machine is in no table: a short measurement stands for its peak.
+Peaks come from data sheets. A plan multiplies them by the shares in `Efficiency`, or uses the measurements of a probe
+instead. No table has this machine's processor: a short measurement gives its peak.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from posttrain.errors import ConfigError
 
 FILE = Path(__file__).with_name("hardware.yaml")
 CONTEXT = 600 * 2**20
-"""Bytes of a GPU that its driver's context and libraries hold."""
+"""Bytes of a GPU that the driver's context and libraries take."""
 _COUNTED = (
     re.compile(r"(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>.+)", re.IGNORECASE),
     re.compile(r"(?P<name>.+?)\s*[x*:]\s*(?P<count>\d+)", re.IGNORECASE),
 )
-"""`8xH100`; and, where that is no name, `H100x8` or `H100:8`, as schedulers write it."""
+"""`8xH100`; or, if that is not a known name, `H100x8` or `H100:8`, as schedulers write it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """Peaks of one accelerator or processor, per second and in bytes."""
+    """The peak performance of an accelerator or processor, per second and in bytes."""
 
     key: str
     title: str
     bfloat16: float | None
-    """Dense floating-point operations per second; None where the device has no such products."""
+    """Dense floating-point operations per second. None if the device has no bfloat16 products."""
     float32: float
     memory: int
     bandwidth: float
     link: float
-    """Bytes per second from device to device of one machine, one way."""
+    """Bytes per second between devices of one machine, in one direction."""
     network: float
-    """Bytes per second from a device to another machine, one way: its share of the machine's network cards."""
+    """Bytes per second from a device to another machine, in one direction: its share of the network cards."""
     price: tuple[float, float] | None
-    """US dollars per hour, cheapest and dearest usual offer; None for a machine that is there anyway."""
+    """US dollars per hour: (cheapest, dearest) usual offer. None for a machine that the user already has."""
     source: str
 
     def peak(self, precision: str) -> float:
-        """The peak of products in this precision; that of float32 if the device has no bfloat16."""
+        """Return the peak rate of products in this precision. Without bfloat16, that of float32."""
         return self.bfloat16 if precision == "bfloat16" and self.bfloat16 else self.float32
 
 
@@ -63,25 +63,25 @@ class Efficiency:
     link: float
     network: float
     layer_call: float
-    """Seconds of one layer's forward pass that no work hides; what decoding a small model mostly is."""
+    """Minimum time of a layer's forward pass, in seconds. It dominates decoding with a small model."""
     source: str = "assumed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
-    """The hardware of a plan: some devices of one kind, and how well they are used."""
+    """The hardware of a plan: devices of one kind, and how efficiently they are used."""
 
     device: Device
     count: int = 1
     node: int = 8
-    """Devices of one machine, where there are more than one has."""
+    """Number of devices per machine, if there are several machines."""
     efficiency: Efficiency
     free_memory: int | None = None
-    """Bytes that are free on each device now, where this is the present machine."""
+    """Free bytes on each device now, if this is the current machine. Otherwise None."""
     swap: int = 0
-    """Bytes that this machine can page out: what needs them fits, and crawls."""
+    """Bytes of swap. A run that needs it fits, but is very slow."""
     memory_factor: float = 1.0
-    """Measured over predicted bytes of what is not exactly known, where a probe has run."""
+    """Ratio of measured to predicted bytes, for the parts that are not known exactly. A probe measures it."""
 
     @property
     def memory(self) -> int:
@@ -100,34 +100,34 @@ class Hardware:
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second of a device's memory, as expected."""
+        """Expected bytes per second of a device's memory."""
         return self.device.bandwidth * self.efficiency.bandwidth
 
     @property
     def link(self) -> float:
-        """Bytes per second that a device receives from others of its machine, as expected."""
+        """Expected bytes per second that a device receives from others of its machine."""
         return self.device.link * self.efficiency.link
 
     @property
     def network(self) -> float:
-        """Bytes per second that a device receives from other machines, as expected."""
+        """Expected bytes per second that a device receives from other machines."""
         return self.device.network * self.efficiency.network
 
     def price(self, own: float | None = None) -> tuple[float, float] | None:
-        """Dollars per hour of all devices: the usual range, or `own` per device."""
+        """Return the dollars per hour for all devices: the usual range, or `own` per device."""
         low_high = (own, own) if own is not None else self.device.price
         return None if low_high is None else (low_high[0] * self.count, low_high[1] * self.count)
 
 
 @functools.cache
 def table() -> Mapping[str, Any]:
-    """hardware.yaml as it is written."""
+    """Return the content of hardware.yaml."""
     return yaml.safe_load(FILE.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def devices() -> Mapping[str, Device]:
-    """Key -> device, in the units of `Device`."""
+    """Map keys to devices, in the units of `Device`."""
     return {key: _device(key, told) for key, told in table()["devices"].items()}
 
 
@@ -147,13 +147,13 @@ def _device(key: str, told: Mapping[str, Any]) -> Device:
 
 
 def assumed_efficiency() -> Efficiency:
-    """The shares that hardware.yaml states."""
+    """Return the shares in hardware.yaml."""
     return Efficiency(**table()["efficiency"])
 
 
 def find_hardware(text: str) -> Hardware:
-    """`8xH100`, `a100-40gb`, `2 x RTX 4090`, `H100:8`, `NVIDIA H100 80GB HBM3`: the devices of that name, as people or
-    as drivers write it, or a ConfigError that lists what there is.
+    """Return the devices for a name as people or drivers write it: `8xH100`, `a100-40gb`, `2 x RTX 4090`, `H100:8`,
+    `NVIDIA H100 80GB HBM3`. An unknown name raises a ConfigError that lists the known ones.
 
     >>> find_hardware("8xH100").count, find_hardware("NVIDIA GeForce RTX 4090").device.memory // 2**20
     (8, 24564)
@@ -173,13 +173,13 @@ def find_hardware(text: str) -> Hardware:
 
 @functools.cache
 def _names() -> Mapping[str, str]:
-    """Every name of a device -> its key: the key, the title, what else it is called."""
+    """Map every name of a device to its key: the key itself, the title, and other names."""
     titles = {_short(device.title): key for key, device in devices().items()}
     return {**titles, **{key: key for key in devices()}, **table()["names"]}
 
 
 def _short(name: str) -> str:
-    """Without the words that say nothing about which device it is.
+    """Remove the words of a name that do not identify the device.
 
     >>> _short("NVIDIA A100-SXM4-80GB"), _short("GeForce RTX 4090 Laptop GPU")
     ('a100-80gb', 'rtx-4090-laptop')
@@ -189,7 +189,7 @@ def _short(name: str) -> str:
 
 
 def _nearest(name: str, count: int) -> str:
-    """What may have been meant, as it is written on the command line."""
+    """Return a suggestion, in the form of the command line."""
     if memory := re.fullmatch(r"(\d+)(?:-?gb)?", name):
         of_it = [key for key, device in devices().items() if f" {memory[1]} GB" in device.title]
         if of_it:
@@ -203,8 +203,8 @@ def _nearest(name: str, count: int) -> str:
 
 
 def known_device(name: str) -> Device | None:
-    """The device that a driver calls by this name ("NVIDIA A100-SXM4-80GB"), or one like it ("... Laptop GPU"); None
-    for one that is in no table."""
+    """Return the device for a driver's name ("NVIDIA A100-SXM4-80GB"), or a similar one ("... Laptop GPU"). None if it
+    is not in the table."""
     words = set(_words(name))
     found = [device for device in devices().values() if words.issuperset(_words(device.key))]
     return max(found, key=lambda device: len(_words(device.key)), default=None)
@@ -220,8 +220,8 @@ def _words(text: str) -> list[str]:
 def this_processor(
     free_memory: int, rates: tuple[float, float] | None = None, *, facts: Mapping[str, str] | None = None
 ) -> Hardware:
-    """The processor that runs this, with these rates of plain products in float32 and of memory; None: those of a short
-    measurement. `facts` are those of `processor_facts`, from which it is known what it multiplies faster."""
+    """Return this machine's processor. `rates` are those of plain float32 products and of memory; None measures them
+    briefly. `facts` are those of `processor_facts`, which say what the processor multiplies faster."""
     flops, bandwidth = rates or measured_processor()
     facts = processor_facts() if facts is None else facts
     shares = dict(table()["processor_efficiency"])
@@ -246,7 +246,7 @@ def this_processor(
 
 @functools.cache
 def processor_facts(file: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
-    """The kernel's description of the first core; empty if there is none."""
+    """Return the kernel's description of the first core. Empty if there is none."""
     told: dict[str, str] = {}
     try:
         for line in file.read_text(encoding="utf-8").splitlines():
@@ -258,12 +258,12 @@ def processor_facts(file: Path = Path("/proc/cpuinfo")) -> Mapping[str, str]:
 
 
 def computes_in_halves(facts: Mapping[str, str]) -> bool:
-    """Whether an operation on 512 bits is two on 256: on AMD's Zen 4, which is family 25."""
+    """Does the processor split an operation on 512 bits into two on 256? AMD's Zen 4 does, which is family 25."""
     return (facts.get("vendor_id"), facts.get("cpu family")) == ("AuthenticAMD", "25")
 
 
 def has_bfloat16(facts: Mapping[str, str] | None = None) -> bool:
-    """As models/compute.py asks PyTorch; a processor of which nothing is known counts as one without."""
+    """Does the processor have bfloat16 instructions, as models/compute.py asks PyTorch? False if nothing is known."""
     told = processor_facts() if facts is None else facts
     words = {*told.get("flags", "").split(), *told.get("Features", "").split()}
     return bool(words & {"avx512_bf16", "amx_bf16", "bf16", "svebf16"})
@@ -271,10 +271,10 @@ def has_bfloat16(facts: Mapping[str, str] | None = None) -> bool:
 
 @functools.cache
 def measured_processor() -> tuple[float, float]:
-    """(float32 operations, bytes of memory) per second of all cores, from a few milliseconds.
+    """Measure (float32 operations, bytes of memory) per second of all cores, in a few milliseconds.
 
-    The best of several short tries, so that other programs disturb little. One core multiplies, matrices so small that
-    no library shares them out: threads that wait for each other on a busy machine would be measured otherwise.
+    The best of several short tries counts, so that other programs disturb little. One core multiplies matrices so small
+    that no library uses several threads: on a busy machine, threads that wait for each other would distort the result.
     """
     import numpy as np
 
@@ -298,7 +298,7 @@ def _best_seconds(work: Callable[[], object], tries: int) -> float:
 
 
 def this_gpu(name: str, total: int, free: int) -> Hardware:
-    """The GPU of this machine by the name that its driver gives; one that is in no table counts as an A100."""
+    """Return this machine's GPU by the driver's name for it. A GPU that is not in the table counts as an A100."""
     device = known_device(name)
     source = "" if device is not None else "not in the table: as fast as an A100"
     base = device or devices()["a100-80gb"]

@@ -1,11 +1,11 @@
-"""How many tokens go through the model together, and in which grids attention sees them: rows of one length.
+"""The micro-batches of a workload whose rows all have the same length: their tokens, and the grids of attention.
 
-What models/microbatches.py and models/packing.py decide for real rows, in closed form: a family of rows has its common
-beginning once, families go together while the budget lasts, and are spread evenly over as few parts as possible.
+This is a closed form of what models/microbatches.py and models/packing.py do with real rows: rows of a family share
+their prefix, families are combined up to the token budget, and spread evenly over as few micro-batches as possible.
 
-P tokens of the prompt, C of the completion. Of a row P + C - 1 tokens are needed: its last one predicts nothing.
+A row has P prompt tokens and C completion tokens. P + C - 1 of them are computed, because the last predicts nothing.
 
-`Step` is the arithmetic of one step: how many rows, updates, micro-batches and tokens the settings come to.
+`Step` is the arithmetic of one step: the rows, updates, micro-batches and tokens that follow from the settings.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posttrain.models.packing import LEAST_SAVING
 
 
 class Grid(NamedTuple):
-    """Segments that attention sees as one right-padded grid: `rows` x `queries`, each after a shared prefix."""
+    """Segments that attention computes as one right-padded grid: `rows` x `queries`, each after a shared prefix."""
 
     rows: int
     queries: int
@@ -33,32 +33,32 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """One micro-batch."""
+    """The layout of one micro-batch."""
 
     rows: int
     row_tokens: int
-    """Tokens of the padded record of its rows."""
+    """Tokens of a padded row."""
     tokens: int
-    """That go through the model."""
+    """Number of tokens that go through the model."""
     scored: int
-    """Positions before scored tokens, which the head sees."""
+    """Number of positions before scored tokens, which the head computes."""
     grids: tuple[Grid, ...]
 
     @property
     def scores(self) -> int:
-        """Attention scores of one head, over all rows."""
+        """Number of attention scores of one head, over all rows."""
         return sum(grid.rows * grid.queries * grid.keys for grid in self.grids)
 
 
 class Microbatches(NamedTuple):
-    """Those of one optimizer step: the largest, and how many there are."""
+    """The micro-batches of one optimizer step: the largest one, and their number."""
 
     largest: Layout
     number: int
 
 
 def microbatches(workload: Workload) -> Microbatches:
-    """The micro-batches of this workload's training passes."""
+    """Return the micro-batches of this workload's training passes."""
     shares = shares_prompts(workload)
     rows = ceil(workload.rows / workload.minibatches)
     alike = _rows_alike(workload) if shares else 1
@@ -68,8 +68,8 @@ def microbatches(workload: Workload) -> Microbatches:
 
 
 def deal_out(rows: int, alike: int, own: int, prefix: int, budget: int) -> tuple[list[int], int]:
-    """(rows of each family in the largest micro-batch, number of micro-batches) of rows that need `own` tokens each and
-    begin in families of `alike` with the same `prefix`."""
+    """Return (rows of each family in the largest micro-batch, number of micro-batches). Each row has `own` tokens, and
+    each family of `alike` rows shares a `prefix`."""
     families = ceil(rows / alike)
     whole = prefix + alike * (own - prefix)
     if whole > budget:  # families are cut into parts
@@ -80,12 +80,12 @@ def deal_out(rows: int, alike: int, own: int, prefix: int, budget: int) -> tuple
 
 
 def shares_prompts(workload: Workload) -> bool:
-    """Do rows of a step begin alike, and does sharing the beginning pay?"""
+    """Do rows of a step share prompts, and does computing them once save enough?"""
     return _rows_alike(workload) > 1 and workload.prompt_tokens > LEAST_SAVING
 
 
 def lay_out(row_tokens: int, scored: int, families: Sequence[int], prefix: int) -> Layout:
-    """The layout of families with so many rows each: a trunk is a whole row, a branch is the part after the prefix."""
+    """Return the layout of families with these row counts. A trunk is a whole row, a branch follows the prefix."""
     own = row_tokens - 1
     trunks, branches = [Grid(len(families), own)], [Grid(n - 1, own - prefix, prefix) for n in families if n > 1]
     grids = tuple(trunks + branches) if prefix else (Grid(sum(families), own),)
@@ -100,14 +100,14 @@ def lay_out(row_tokens: int, scored: int, families: Sequence[int], prefix: int) 
 
 
 def _rows_alike(workload: Workload) -> int:
-    """Rows of one optimizer step that have their prompt in common; minibatches deal the rows of a group out."""
+    """Return the rows with the same prompt in one optimizer step. Minibatches split the rows of a group."""
     if workload.data_kind == "prompts":
         return max(1, round(workload.group_size / workload.minibatches))
     return 2 if workload.data_kind == "pairs" else 1
 
 
 def _families(families: list[int], rows: int, number: int) -> list[int]:
-    """Rows of the first `number` families; the last one of all may be incomplete."""
+    """Return the rows of the first `number` families. The very last family may be incomplete."""
     return families[:number] if number < len(families) else [*families[:-1], rows - sum(families[:-1])]
 
 
@@ -119,11 +119,11 @@ Rows = Literal["answers", "pairs", "examples"]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step of training, with every answer as long as it may be: what a step is at most."""
+    """One training step whose answers all have the maximum length: the upper limit of a step."""
 
     prompts: int
     per_prompt: int
-    """Rows that go through the model for each prompt: the group of answers, the two of a pair, one example."""
+    """Rows per prompt: the answers of the group, the two of a pair, or one example."""
     rows_are: Rows
     prompt_tokens: int
     answer_tokens: int
@@ -131,11 +131,11 @@ class Step:
     epochs: int = 1
     microbatch_tokens: int = 2048
     shares_prompts: bool = True
-    """Rows of one prompt compute it once, as far as they are in one micro-batch."""
+    """True if rows of one prompt in the same micro-batch compute the prompt once."""
     turns: Turns | None = None
-    """The turns of an answer; None: there is one."""
+    """The turns of an answer. None means a single turn."""
     drawn_tokens: int | None = None
-    """The drawn tokens of an answer; None: all."""
+    """Sampled tokens of an answer. None means all."""
 
     @property
     def rows(self) -> int:
@@ -143,7 +143,7 @@ class Step:
 
     @property
     def updates(self) -> int:
-        """Optimizer steps."""
+        """Number of optimizer steps."""
         return self.minibatches * self.epochs
 
     @property
@@ -157,7 +157,7 @@ class Step:
 
     @property
     def rows_together(self) -> int:
-        """Rows of one prompt that share a micro-batch, and with it their prompt."""
+        """Rows of one prompt in the same micro-batch, which share the prompt."""
         if not self.shares_prompts:
             return 1
         room = (self.microbatch_tokens - self.prompt_tokens) // max(1, self.answer_tokens)
@@ -166,7 +166,7 @@ class Step:
 
     @property
     def computed_tokens(self) -> int:
-        """That go through the model in one pass over the rows: a shared prompt counts once."""
+        """Tokens that go through the model in one pass over the rows. A shared prompt counts once."""
         return self._prompt_passes * self.prompt_tokens + self.rows * self.answer_tokens
 
     @property
@@ -175,12 +175,12 @@ class Step:
 
     @property
     def scored_tokens(self) -> int:
-        """Whose log-probabilities are asked for."""
+        """Number of tokens whose log-probabilities are computed."""
         return self.rows * (self.answer_tokens if self.drawn_tokens is None else self.drawn_tokens)
 
     @property
     def microbatches(self) -> int:
-        """Forward passes over all rows of the step once."""
+        """Number of forward passes to process all rows of the step once."""
         shares = self.shares_prompts and self.prompt_tokens > LEAST_SAVING
         dealt = round(self.per_prompt / self.minibatches) if self.rows_are == "answers" else self.per_prompt
         alike, prefix = (max(1, dealt), self.prompt_tokens) if shares and dealt > 1 else (1, 0)
@@ -190,14 +190,14 @@ class Step:
 
     @property
     def context(self) -> float:
-        """Tokens that a token attends to, on average over those computed: it sees what stands before it, and itself."""
+        """Mean number of tokens that a computed token attends to: those before it, and itself."""
         prompts, answers = self._prompt_passes * self.prompt_tokens, self.rows * self.answer_tokens
         seen = prompts * (self.prompt_tokens + 1) / 2
         seen += answers * (self.prompt_tokens + (self.answer_tokens + 1) / 2)
         return seen / max(1, prompts + answers)
 
     def sentence(self, steps: int | None = None) -> str:
-        """The whole arithmetic, as a sentence that a person can check."""
+        """Return the arithmetic of the step as a sentence that a person can check."""
         return f"{self._rows_in_words()}, {self._updates_in_words()}; {self._tokens_in_words(steps)}."
 
     @property

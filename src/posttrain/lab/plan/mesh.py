@@ -1,12 +1,12 @@
-"""How the ranks of a run are grouped: who divides matrices, who divides weights, who holds the same as whom.
+"""The groups of a run's ranks: ranks that divide matrices, ranks that shard weights, and ranks that hold replicas.
 
-Neighbours on one machine divide matrices (`tensor`); what is left of a machine, and then the machines, share rows. With
-t ranks in a tensor group, a machine of g devices has g / t ranks of every group that goes beyond it:
+Neighbours on one machine divide matrices (`tensor`). The tensor groups of all machines divide the rows. With t ranks
+per tensor group, a machine of g devices has g / t ranks of every group that spans machines:
 
-    full       weights, gradients and moments are divided among all ranks that have other rows
-    hybrid     the same among so many neighbours, those of one machine unless `shard` says another number; each such
-               group holds all of it (FSDP's HSDP, arXiv:2304.11277)
-    gradients, optimizer, none     ZeRO's stages 2, 1 and 0 among all of them (arXiv:1910.02054)
+    full       weights, gradients and moments are sharded over all ranks with different rows
+    hybrid     the same over groups of neighbours: those of one machine, or `shard` many; each group holds a full
+               replica (FSDP's HSDP, arXiv:2304.11277)
+    gradients, optimizer, none     ZeRO's stages 2, 1 and 0 over all of these ranks (arXiv:1910.02054)
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from posttrain.models.division import Sizes, refusal
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks of one collective, evenly on their machines."""
+    """The ranks of one collective, spread evenly over machines."""
 
     ranks: int
     inside: int
@@ -34,18 +34,18 @@ class Group:
 
 
 def tensor_group(workload: Workload) -> Group:
-    """Ranks that divide matrices and compute the same rows."""
+    """Return the ranks that divide matrices and compute the same rows."""
     return Group(workload.tensor, workload.tensor)
 
 
 def data_group(workload: Workload) -> Group:
-    """One rank of every tensor group: they have different rows."""
+    """Return the group with one rank of every tensor group. Its ranks have different rows."""
     ranks = workload.ranks // workload.tensor
     return Group(ranks, min(ranks, _of_a_machine(workload)))
 
 
 def shard_group(workload: Workload) -> Group:
-    """Ranks that divide what the sharding divides."""
+    """Return the ranks over which weights, gradients or moments are sharded."""
     data = data_group(workload)
     if workload.sharding != "hybrid":
         return data
@@ -54,7 +54,7 @@ def shard_group(workload: Workload) -> Group:
 
 
 def copies(workload: Workload) -> Group:
-    """Ranks that hold the same part: one of each group with hybrid sharding, else each by itself."""
+    """Return the ranks with the same shard: one of each group with hybrid sharding, otherwise a single rank."""
     if workload.sharding != "hybrid":
         return Group(1, 1)
     data, group = data_group(workload), shard_group(workload)
@@ -63,42 +63,42 @@ def copies(workload: Workload) -> Group:
 
 
 def engine_group(workload: Workload) -> Group:
-    """Devices of one engine of its own, which divide its matrices: no more than a machine has."""
+    """Return the devices of one separate engine, which divide its matrices: at most those of a machine."""
     ranks = workload.engine_tensor or min(workload.engine_ranks, workload.node)
     return Group(ranks, ranks)
 
 
 def engines(workload: Workload) -> int:
-    """Engines on the devices that sample."""
+    """Return the number of separate engines."""
     return workload.engine_ranks // engine_group(workload).ranks
 
 
 def samplers(workload: Workload) -> int:
-    """How many sample, each with prompts of its own."""
+    """Return the number of samplers. Each has its own prompts."""
     if workload.engine == "separate":
         return engines(workload)
     return workload.samplers or data_group(workload).ranks
 
 
 def check_groups(workload: Workload) -> None:
-    """Raise ConfigError for ranks that cannot be grouped so."""
+    """Raise ConfigError if the ranks cannot form these groups."""
     ranks, tensor, node = workload.ranks, workload.tensor, workload.node
     if tensor > min(ranks, node) or ranks % tensor or node % tensor:
         raise ConfigError(
             given=f"train.tensor = {tensor} (--tensor) for {ranks} devices, {node} in a machine",
-            allowed="a divisor of both: matrices are divided inside a machine",
-            fix="For example train.tensor = 1, which divides none.",
+            allowed="a divisor of both, because matrices are divided inside a machine",
+            fix="For example, set train.tensor = 1, which divides no matrices.",
         )
     if workload.sharding == "hybrid" and workload.shard is None and (ranks % node or ranks == node):
         raise ConfigError(
             given=f"sharding = hybrid (--sharding) for {ranks} devices, {node} in a machine",
-            allowed="two or more whole machines: weights are divided inside each of them",
-            fix=f"Set --sharding full, or take {2 * node} devices.",
+            allowed="two or more whole machines, because each holds all weights",
+            fix=f"Set --sharding full, or use {2 * node} devices.",
         )
     if workload.sharding == "hybrid" and data_group(workload).ranks % shard_group(workload).ranks:
         shared, groups = workload.shard, data_group(workload).ranks
         divided = "" if tensor == 1 else f", of which {tensor} each divide matrices (--tensor): {groups} groups"
-        without = "" if tensor == 1 or ranks % (shared or 1) else ", or leave --tensor away"
+        without = "" if tensor == 1 or ranks % (shared or 1) else ", or omit --tensor"
         raise ConfigError(
             given=f"train.shard = {shared} for {ranks} devices{divided}",
             allowed=f"a divisor of {groups}",
@@ -113,7 +113,7 @@ def check_groups(workload: Workload) -> None:
 
 
 def _of_a_machine(workload: Workload) -> int:
-    """Tensor groups of one machine."""
+    """Return the number of tensor groups per machine."""
     return max(1, workload.node // workload.tensor)
 
 
@@ -122,11 +122,11 @@ def _of_a_machine(workload: Workload) -> int:
 
 NARROWED = {"q": "outputs", "k": "outputs", "v": "outputs", "gate": "outputs", "up": "outputs", "o": "inputs",
             "down": "inputs"}  # fmt: skip
-"""The side on which a matrix is divided (arXiv:1909.08053): outputs first, then inputs, one sum after each pair."""
+"""Matrix -> the side on which it is divided (arXiv:1909.08053): outputs, then inputs, and one sum after each pair."""
 
 
 def of_one_rank(workload: Workload) -> Workload:
-    """One rank's part of a tensor group: narrower models, and as many ranks as there are such groups."""
+    """Return the workload of one rank of a tensor group: narrower models, and one rank per tensor group."""
     t = workload.tensor
     if t == 1:
         return workload
@@ -147,10 +147,10 @@ def of_one_rank(workload: Workload) -> Workload:
 
 
 def part_of(model: Architecture, ranks: int) -> Architecture:
-    """The model that one of so many ranks computes: some of the heads, and a part of each MLP. The hidden state, the
-    norms and the head are whole on each of them; embedding and head are kept in parts (models/matrices.py).
+    """Return the part of the model that one of `ranks` ranks computes: some heads, and a part of each MLP. Each rank
+    computes full hidden states, norms and head; embedding and head are stored in parts (models/matrices.py).
 
-    Raises ConfigError for a model that is not divided so.
+    Raises ConfigError for a model that cannot be divided in this way.
     """
     if ranks == 1:
         return model

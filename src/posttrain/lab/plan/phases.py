@@ -1,13 +1,13 @@
-"""The memory of a step before it is paid for: bytes per phase and role.
+"""Predicts the memory of a step: bytes per phase and role.
 
     predict(Workload(architecture=read_architecture("0.5b"), algorithm="grpo", needs=frozenset({"reference"})))
 
-The phases are generate, score, train and publish. Of each the moment counts at which most is alive. What runs on one
-device is counted from what this library does, and was compared with measured live tensor bytes
-(docs/planner-measured.md). Sharding and engines of their own are computed from papers, see `notes`.
+The phases are generate, score, train and publish. The peak of each counts. The numbers for one device follow this
+library's computation, and were compared with measured bytes of live tensors (docs/planner-measured.md). Sharding and
+separate engines are computed from papers, see `notes`.
 
-Rows are divided among the ranks that train together; what is divided of weights, gradients and moments says roles.py,
-how ranks are grouped mesh.py.
+Ranks that train together divide the rows. roles.py says how weights, gradients and moments are sharded, mesh.py how
+ranks are grouped.
 """
 
 from __future__ import annotations
@@ -44,40 +44,40 @@ from posttrain.models.footprint import (
 
 
 def predict(workload: Workload) -> MemoryPlan:
-    """Bytes of every phase of a step of this workload, on each device."""
+    """Predict the bytes on each device in every phase of a step."""
     return MemoryPlan(workload=workload, phases=tuple(phases_of(workload)), notes=tuple(_notes(workload)))
 
 
 def _notes(workload: Workload) -> Iterator[str]:
-    """What of it was never measured here."""
+    """Yield notes on the parts of the plan that were never measured."""
     if workload.device == "cuda":
-        yield "memory on a GPU is computed: no GPU was at hand to measure it, and what its libraries hold is not in it"
+        yield "memory on a GPU is computed: no GPU was available to measure it, and its libraries' memory is left out"
     if workload.ranks > 1 and workload.sharding != "none" and shard_group(workload).ranks > 1:
         yield f"sharding over {shard_group(workload).ranks} ranks is computed from the papers of ZeRO and FSDP"
     if workload.tensor > 1:
         yield f"matrices divided among {workload.tensor} ranks are computed from the paper of Megatron-LM"
     if workload.cpu_offload:
         kept = size(in_main_memory(of_one_rank(workload)))
-        yield f"beside that, {kept} of weights, gradients and moments of each device lie in main memory"
+        yield f"in addition, {kept} of weights, gradients and moments of each device are in main memory"
     if workload.ranks > 1 and workload.data_kind == "prompts" and workload.engine != "separate":
         if workload.samplers is None:
             yield (
-                f"all {workload.ranks} devices sample here (--engine {workload.engine}), as other libraries do it; "
+                f"all {workload.ranks} devices sample here (--engine {workload.engine}), as in other libraries; "
                 "in a run the first one samples, or engines do (rollout.engines)"
             )
         elif workload.engine == "copy":
             yield (
-                f"the first of {workload.ranks} devices samples from a copy of its own while the others wait, and "
-                "needs as much as told here; rollout.engines = N: N engines sample in place of it"
+                f"the first of {workload.ranks} devices samples from its own copy while the others wait, and "
+                "needs the memory shown here; with rollout.engines = N, N engines sample instead"
             )
     if workload.engine == "separate":
-        yield "an engine of its own is computed: weights in its precision, keys and values of all rows in flight"
+        yield "a separate engine is computed: weights in its precision, keys and values of all rows in flight"
     if any(block.mixture is not None for _, block in workload.architecture.blocks):
-        yield "activations of experts are computed for tokens that are spread evenly"
+        yield "activations of experts are computed for tokens spread evenly over experts"
 
 
 def phases_of(workload: Workload) -> Iterator[Phase]:
-    """In their order, per device; an engine of its own has the phase generate on its devices."""
+    """Yield the phases in order, per device. With a separate engine, generate runs on the engine's devices."""
     rank = of_one_rank(workload)
     own = replace(rank, prompts_per_step=ceil(rank.prompts_per_step / rank.ranks))
     drawn = own if workload.samplers is None else _of_a_sampler(own, workload)
@@ -96,7 +96,7 @@ def phases_of(workload: Workload) -> Iterator[Phase]:
 
 
 def _of_a_sampler(own: Workload, workload: Workload) -> Workload:
-    """Of a rank that samples for others: the whole model, and their prompts."""
+    """Return the workload of a rank that samples for others: the full model, and their prompts."""
     prompts = ceil(workload.prompts_per_step / samplers(workload))
     return replace(own, architecture=workload.architecture, prompts_per_step=prompts)
 
@@ -108,8 +108,8 @@ def _largest(name: PhaseName, stays: Sequence[Part], moments: Iterable[Moment]) 
 
 
 def _loading(workload: Workload, stays: Sequence[Part]) -> Iterator[Moment]:
-    """The base of adapters is float32 until its layers are held in less, and nothing else is there by then. Counted is
-    what that is beyond all that stays later."""
+    """Yield the loading moment. The base of adapters is float32 until its layers are converted, before anything else is
+    loaded. Only the bytes above the later resident ones count."""
     beyond = MASTER * policy_parameters(workload) // weight_ranks(workload) - sum(one.bytes for one in stays)
     narrowed = workload.lora is not None and holds_base(workload.device) and not workload.cpu_offload
     if narrowed and beyond > 0:
@@ -126,7 +126,7 @@ def _generate(workload: Workload) -> Iterator[Moment]:
 
 
 def _decoded_weights(workload: Workload) -> tuple[Part, ...]:
-    """What a call of the sampler in this process makes of the weights, and drops at its end."""
+    """Return the derived weights that the in-process sampler builds for a call, and drops at its end."""
     joined = part("sampler", "joined weights", joined_weights(workload))
     return joined, part("sampler", "casts of the weights", casts(workload))
 
@@ -143,8 +143,8 @@ def _engine(workload: Workload) -> Phase:
 
 
 def _score(workload: Workload) -> Iterator[Moment]:
-    """Passes without gradient: of the policy before its updates, of a critic, of frozen models. A reward model scores
-    when sampling has ended (rewards/scoring.py)."""
+    """Yield the moments of passes without gradient: of the policy before its updates, a critic, and frozen models. A
+    reward model scores after sampling (rewards/scoring.py)."""
     layout = microbatches(workload).largest
     always = records(workload)
     for role, one in _scoring_passes(workload, layout):
@@ -164,7 +164,7 @@ def _scoring_passes(workload: Workload, layout: Layout) -> Iterator[tuple[Role, 
         architecture = workload.critic_architecture or workload.architecture
         yield "critic", Pass.of(workload, architecture, layout, adapters=None)
     at_once = min(workload.rows, max(1, REWARD_TOKENS // workload.row_tokens))
-    whole = lay_out(workload.row_tokens + 1, 0, [1] * at_once, prefix=0)  # their last token is read, too
+    whole = lay_out(workload.row_tokens + 1, 0, [1] * at_once, prefix=0)  # their last token is computed, too
     for architecture in workload.reward_models:
         yield "reward model", Pass.of(workload, architecture, whole, adapters=None)
     for role, architecture in frozen_scorers(workload):
@@ -172,8 +172,8 @@ def _scoring_passes(workload: Workload, layout: Layout) -> Iterator[tuple[Role, 
 
 
 def _publish(workload: Workload) -> Iterator[Moment]:
-    """The largest matrix on its way into a copy: cast and packed there, and unpacked to be compared; a server gets it
-    in the precision in which it decodes. Then the probe, which trainer and sampler score."""
+    """Yield the moments of publishing. The largest matrix goes to a copy: it is cast and packed, then unpacked for
+    comparison. A server gets it in its decoding precision. Then trainer and sampler both score the probe."""
     a = workload.architecture
     numbers = {"shared": 0, "copy": 4, "separate": BYTES[workload.precision]}[workload.engine]
     transfer = part("sampler", "weight transfer", numbers * a.vocabulary * a.hidden)

@@ -1,11 +1,11 @@
-"""Trainer and vLLM server on one GPU in turns, or on a GPU each: what either needs, and its steps per hour.
+"""Two placements of trainer and vLLM server: one GPU in turns, or a GPU each. Memory and steps per hour of both.
 
-    shared    generate: what stays of the trainer + weights, cache and overhead of the server
-              score, train, publish: what they need + what a sleeping server keeps
-    beside    generate, on a GPU of its own: weights, cache and overhead; the rest as it is
+    shared    generate: the trainer's resident memory + weights, cache and overhead of the server
+              score, train, publish: their memory + that of a sleeping server
+    beside    generate, on a separate GPU: weights, cache and overhead; the other phases are unchanged
 
-Which one a run takes is decided where the run decides it (posttrain/placement.py). A step in turns on one GPU takes as
-long as on two, and a sleep and a wake more; only beside it can sampling run ahead.
+posttrain/placement.py decides which one a run uses. A step in turns on one GPU takes as long as on two, plus a sleep
+and a wake. Sampling can run ahead only with two GPUs.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from posttrain.lab.plan.timing import StepCost
 from posttrain.lab.plan.verdict import Verdict
 from posttrain.placement import ASLEEP, RESERVE, TURN_SECONDS, Placement, ServerMemory, placement_for, server_memory
 
-NOTE = "what a vLLM server takes beside weights and cache, awake and asleep, is that of vllm-project/vllm#11743"
+NOTE = "a vLLM server's memory other than weights and cache, awake and asleep, is from vllm-project/vllm#11743"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A run with its server in one of the two places."""
+    """A run with its server in one of the two placements."""
 
     placement: Placement
     chosen: bool
-    """By the run."""
+    """True if the run uses this placement."""
     server: ServerMemory
     memory: MemoryPlan
     verdict: Verdict
@@ -52,14 +52,14 @@ class Placed:
 
 
 def has_server(config: RunConfig, workload: Workload) -> bool:
-    """Whether a vLLM server takes memory of a GPU."""
+    """Does a vLLM server take GPU memory?"""
     return config.rollout.engine == "vllm" and workload.device == "cuda" and workload.data_kind == "prompts"
 
 
 def placements(
     config: RunConfig, memory: MemoryPlan, cost: StepCost, target: Target, *, error: float
 ) -> tuple[Placed, ...]:
-    """Both of them. Raises ConfigError where there are too few GPUs for what the settings ask for."""
+    """Plan both placements. Raises ConfigError if there are too few GPUs for the settings."""
     taken, whole = placement_for(config, target.cards), target.hardware.memory
     found = list[Placed]()
     for placement in ("shared", "beside"):
@@ -83,14 +83,14 @@ def placements(
 
 
 def simulated_placements(placed: Sequence[Placed], found: SideBySide) -> tuple[Placed, ...]:
-    """With the steps per hour of a simulation: on one GPU in turns, beside as far ahead as the run is."""
+    """Set the simulated steps per hour: in turns on one GPU, or with the run's lead on two."""
     in_turns = 3600 / (3600 / found.in_turns + TURN_SECONDS)
     hourly = {"shared": in_turns, "beside": found.steps_per_hour}
     return tuple(replace(one, steps_per_hour=hourly[one.placement]) for one in placed)
 
 
 def server_of(workload: Workload, *, room: int) -> ServerMemory:
-    """Its memory; with the cache of one row where nothing fits. Tied embeddings are served as two tensors."""
+    """Return the server's memory, with a cache of one row if nothing fits. It holds tied embeddings as two tensors."""
     a, each = workload.architecture, BYTES[workload.precision]
     weights = each * (a.parameters + (a.vocabulary * a.hidden if a.tied else 0))
     row = each * a.layers * a.kv_width * workload.row_tokens

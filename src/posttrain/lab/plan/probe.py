@@ -1,9 +1,9 @@
-"""The real performance of this machine: products, memory, and a real step of a small model with random weights.
+"""Measures the performance of this machine: products, memory, and a real step of a small model with random weights.
 
     calibration = probe(config)      measures and saves it; later plans on this machine use it
 
-Nothing of the run is read but its config: the model is one of the same widths with fewer layers and tokens, filled with
-random numbers, its prompts are random characters and its reward is a length. The step is `posttrain train`'s own.
+The probe reads only the config of the run. Its model has the same widths, fewer layers and random weights; its prompts
+are random characters, and its reward is a length. The step is that of `posttrain train`.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from posttrain.train import api
 from posttrain.train.setup import set_up
 
 MOST_COMPUTE = 1.5
-"""Of the products that were measured: those of a processor go through a library that may be faster still."""
+"""Upper limit of the compute share. It may exceed 1, because training may use a faster library on a processor."""
 LEAST_COMPUTING = 0.3
-"""Share of a training step that computes at least, whatever starting its layers seems to take."""
+"""Minimum share of a training step that computes, however long its layer calls seem to take."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class Probed:
         }
 
     def render(self) -> str:
-        """The measurements, then the corrected plan."""
+        """Return the measurements and the corrected plan as text."""
         told, found = self.predicted, self.measured
         c = self.calibration
         half = f", bfloat16 {compact(c.bfloat16)}FLOP/s" if c.bfloat16 else ""
@@ -93,9 +93,9 @@ class Probed:
 
 
 def probe_and_plan(config: RunConfig, target: Target | None = None) -> Probed:
-    """Measure this machine for this config, keep what was found, and plan again with it.
+    """Measure this machine for this config, save the measurements, and plan again with them.
 
-    `target` says how else it is planned to run: price, lengths, who samples. Its hardware is that of this machine.
+    `target` gives the other inputs of the plan: price, lengths, samplers. Its hardware is replaced by this machine.
     """
     here = target_here(config)
     before = plan_for(config, here if target is None else replace(target, hardware=here.hardware))
@@ -122,12 +122,12 @@ def probe_and_plan(config: RunConfig, target: Target | None = None) -> Probed:
 
 
 def _rates(device: torch.device) -> dict[str, Any]:
-    """Operations and bytes per second, medians of a few products and copies."""
+    """Measure operations and bytes per second: medians of a few products and copies."""
     size_ = 1024 if device.type == "cpu" else 8192
     numbers = 2**24 if device.type == "cpu" else 2**28
     rates: dict[str, Any] = {}
     for dtype in (torch.float32, torch.bfloat16):
-        a = torch.randn(size_, size_, device=device).to(dtype)  # of equal numbers a card is quicker than any training
+        a = torch.randn(size_, size_, device=device).to(dtype)  # constant numbers would run faster than in any training
         rates[dtype_name(dtype)] = 2 * size_**3 / _median_seconds(lambda a=a: a @ a, device)
     if device.type == "cpu" and not has_bfloat16():
         rates["bfloat16"] = None
@@ -159,7 +159,7 @@ class SmallStep:
     seconds: Mapping[str, float]
     """Seconds of generate and train."""
     bytes: int
-    """Bytes of tensors at the worst moment."""
+    """Peak bytes of tensors."""
 
 
 def _small_step(config: RunConfig, device: torch.device) -> SmallStep:
@@ -189,7 +189,7 @@ def _run(config: RunConfig, folder: Path) -> Iterator[Any]:
 
 
 def _most_alive(config: RunConfig, folder: Path, device: torch.device) -> int:
-    """Bytes of tensors at the worst moment of a run of two steps, its loading included."""
+    """Measure the peak bytes of tensors in a run of two steps, including its loading."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
@@ -210,7 +210,7 @@ def _most_alive(config: RunConfig, folder: Path, device: torch.device) -> int:
 
 
 def _shares(small: SmallStep, cost: StepCost, rates: Mapping[str, Any]) -> dict[str, float]:
-    """What a layer's call takes, from decoding, where there is little else; then the share of products in training."""
+    """Return the time of a layer call, from decoding, where it dominates, and then the compute share of training."""
     generate, train = (sum((p.work for p in cost.parts if p.phase == phase), Work()) for phase in ("generate", "train"))
     rate = (small.workload.precision == "bfloat16" and rates["bfloat16"]) or rates["float32"]
     busy = max(generate.flops / rate, generate.bytes / rates["bandwidth"])
@@ -220,7 +220,7 @@ def _shares(small: SmallStep, cost: StepCost, rates: Mapping[str, Any]) -> dict[
 
 
 def _memory_factor(memory: MemoryPlan, measured: int) -> float:
-    """Of what is not exactly known; within a factor of two."""
+    """Return the ratio of measured to predicted bytes for the parts not known exactly, between 0.5 and 2."""
     exact = sum(part.bytes for part in memory.peak.parts if part.what in EXACT)
     guessed = memory.peak.bytes - exact
     return min(2.0, max(0.5, (measured - exact) / guessed)) if guessed > 0 else 1.0

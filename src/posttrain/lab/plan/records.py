@@ -1,6 +1,6 @@
 """The input and the result of a plan: a workload, and the bytes of each part in each phase.
 
-Counts of tokens are those of one row, sizes are in bytes.
+Token counts are per row. Sizes are in bytes.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Literal
 from posttrain.lab.plan.architecture import Architecture
 
 Role = Literal["policy", "reference", "critic", "reward model", "teacher", "sampler"]
-"""Whose bytes they are; a sampler is what decodes: keys and values, and a copy of the weights where it has one."""
+"""The owner of some bytes. The sampler owns keys and values, and its copy of the weights, if it has one."""
 PhaseName = Literal["generate", "score", "train", "publish"]
 DataKind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 CriticKind = Literal["none", "separate", "shared", "lora"]
 Engine = Literal["shared", "copy", "separate"]
-"""Who decodes: the modules of the policy, a copy of its own beside it, or a server on devices of its own."""
+"""The model that decodes: the policy itself, a separate copy in its process, or a server on separate devices."""
 Sharding = Literal["none", "optimizer", "gradients", "full", "hybrid"]
-"""What is divided among the ranks: nothing, or ZeRO's stages 1, 2 and 3; FSDP's full shard is the third. Hybrid is the
-third inside of groups, such as those of each machine, and the same in all of them (mesh.py)."""
+"""What the ranks shard: nothing, or ZeRO's stages 1, 2 and 3; FSDP's full shard is stage 3. Hybrid is stage 3 inside
+groups, such as the ranks of a machine, with a replica in each group (mesh.py)."""
 
 BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -31,28 +31,28 @@ class Adapters:
 
     rank: int = 16
     targets: tuple[str, ...] | None = None
-    """Names as in `Linear.name`; None is every linear layer but the head."""
+    """Names as in `Linear.name`. None means every linear layer except the head."""
     dropout: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """The turns of completions in which tools or an environment answer. Means are for time, the others for memory."""
+    """The turns of completions with tools or an environment. Means decide the time, maxima the memory."""
 
     number: int
-    """At most."""
+    """Maximum number of turns."""
     tokens: int
-    """That are drawn in a turn, at most."""
+    """Maximum number of tokens sampled in a turn."""
     given: int = 0
-    """Tokens of an answer, which stand between two turns."""
+    """Tokens of a reply between two turns."""
     mean_number: float = 0.0
-    """0: as many as there may be."""
+    """Mean number of turns. 0 means the maximum."""
     mean_tokens: int = 0
-    """0: as long as it may be."""
+    """Mean tokens of a turn. 0 means the maximum."""
     seconds: float = 0.0
-    """Until an answer is there."""
+    """Time of a reply, in seconds."""
     last_is_answered: bool = False
-    """By an environment; tools answer no turn that calls none."""
+    """True if the last turn gets a reply. An environment replies to it; tools reply only to calls."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean_number", self.mean_number or float(self.number))
@@ -60,12 +60,12 @@ class Turns:
 
     @property
     def drawn(self) -> int:
-        """Tokens of a trajectory, at most."""
+        """Maximum number of sampled tokens in a trajectory."""
         return self.number * self.tokens
 
     @property
     def whole(self) -> int:
-        """With what is given between them."""
+        """Maximum number of tokens in a trajectory, including the replies between turns."""
         return self.drawn + (self.number - 1) * self.given
 
     @property
@@ -78,117 +78,117 @@ class Turns:
 
     @property
     def answers(self) -> float:
-        """That a trajectory waits for."""
+        """Mean number of replies that a trajectory waits for."""
         return self.mean_number if self.last_is_answered else self.mean_number - 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Everything that decides memory, arithmetic and time of a step. Defaults are those of the config."""
+    """All inputs that decide memory, arithmetic and time of a step. The defaults equal those of the config."""
 
     architecture: Architecture
     algorithm: str
     """Key of `ALGORITHMS`."""
     needs: frozenset[str]
-    """The inputs that the algorithm needs with these settings: `Algorithm.needs`."""
+    """The inputs that the algorithm needs with its settings: `Algorithm.needs`."""
     data_kind: DataKind = "prompts"
-    """Prompts are answered by a sampler; everything else is given."""
+    """Kind of rows. A sampler answers prompts; all other kinds have given answers."""
     old_pass: bool = False
-    """Log-probabilities of the policy are computed before the updates."""
+    """True if the policy's log-probabilities are computed before the updates."""
 
     prompts_per_step: int = 16
     group_size: int = 8
-    """Completions per prompt; 1 where nothing is sampled."""
+    """Completions per prompt. 1 if nothing is sampled."""
     prompt_tokens: int = 256
-    """Tokens of the longest prompt."""
+    """Length of the longest prompt, in tokens."""
     completion_tokens: int = 256
-    """Tokens of the longest completion."""
+    """Length of the longest completion, in tokens."""
     mean_completion_tokens: int | None = None
-    """Mean tokens of all completions; None: as many as the longest. Time depends on it, memory does not."""
+    """Mean length of completions, in tokens. None means the longest. It changes time, not memory."""
     mean_prompt_tokens: int | None = None
-    """The same of all prompts."""
+    """Mean length of prompts, in tokens. None means the longest."""
     turns: Turns | None = None
-    """The turns of a completion; None: there is one."""
+    """The turns of a completion. None means a single turn."""
     minibatches: int = 1
     epochs: int = 1
     tokens_per_microbatch: int = 2048
     logprob_chunk_tokens: int = 1024
     max_batch_rows: int = 64
-    """Rows that are decoded together."""
+    """Maximum number of rows decoded together."""
     steps: int = 1
 
     device: Literal["cpu", "cuda"] = "cpu"
     precision: Literal["float32", "bfloat16"] = "float32"
-    """The precision of the computation; trained weights are float32."""
+    """Precision of the computation. Trained weights are float32."""
     attention: Literal["sdpa", "eager"] = "sdpa"
     packed_sampler: bool = False
-    """The copy that decodes holds its weights packed (on a CPU)."""
+    """True if the decoding copy holds packed weights (on a CPU)."""
     onednn: bool = False
-    """float32 products of training go through oneDNN (on a CPU)."""
+    """True if training computes float32 products with oneDNN (on a CPU)."""
     gradient_checkpointing: bool = False
     lora: Adapters | None = None
     optimizer_bits: Literal[32, 8] = 32
-    """Bits of each of AdamW's two moments. 8: in blocks with a scale each."""
+    """Bits of each of AdamW's two moments. With 8, each block has a scale."""
 
     critic: CriticKind = "none"
     critic_architecture: Architecture | None = None
-    """The architecture of a separate critic; None: the policy's."""
+    """Architecture of a separate critic. None means the policy's."""
     critic_rank: int = 16
     reference: Architecture | None = None
-    """A separate reference model; None: the policy's start."""
+    """Architecture of a separate reference model. None means the policy's start."""
     teacher: Architecture | None = None
     reward_models: tuple[Architecture, ...] = ()
 
     ranks: int = 1
-    """Devices that train together."""
+    """Number of devices that train together."""
     node: int = 8
-    """Devices of one machine."""
+    """Number of devices per machine."""
     sharding: Sharding = "none"
     shard: int | None = None
-    """Ranks that hold one copy together with hybrid sharding; None: those of one machine."""
+    """Ranks that together hold one copy with hybrid sharding. None means the ranks of one machine."""
     gathered: Literal["float32", "bfloat16"] | None = None
-    """In which divided weights come together for a pass. None: as they lie, as runs do it (models/layout.py).
+    """Precision in which sharded weights are gathered for a pass. None means as stored, as runs do (models/layout.py).
     Other libraries, whose published speeds are predicted (benchmarks/published), cast them first."""
     reduced: Literal["float32", "bfloat16"] = "float32"
-    """In which divided gradients are summed."""
+    """Precision in which sharded gradients are summed."""
     cpu_offload: bool = False
-    """Parts of weights, gradients and moments lie in main memory between the passes of a block."""
+    """True if the shards of weights, gradients and moments stay in main memory between the passes of a block."""
     tensor: int = 1
-    """Neighbours among the ranks that divide matrices, and compute the same rows."""
+    """Number of neighbouring ranks that divide matrices (tensor parallel). They compute the same rows."""
     engine: Engine = "shared"
     samplers: int | None = None
-    """Of several ranks those that sample, each from a whole copy, while the others wait: as runs do it, the first alone
-    (train/sharded_sampler.py) or as many engines as `rollout.engines`. None: all of them, each its own prompts, as
-    other libraries do it, and one device."""
+    """Number of samplers, each with a full copy, while other ranks wait. In runs it is the first rank only
+    (train/sharded_sampler.py), or `rollout.engines` engines. None means that all ranks sample their own prompts, as on
+    one device and in other libraries."""
     engine_ranks: int = 1
-    """Devices of separate engines."""
+    """Number of devices of separate engines."""
     engine_tensor: int | None = None
-    """Of them those of one engine, which divide its weights; None: all, up to those of one machine."""
+    """Number of devices per engine, which divide its weights. None means all, up to those of one machine."""
 
     @property
     def rows(self) -> int:
-        """The rows of a step: completions, or given rows (two for a pair)."""
+        """Number of rows in a step: completions, or given rows (two per pair)."""
         per_prompt = self.group_size if self.data_kind == "prompts" else 2 if self.data_kind == "pairs" else 1
         return self.prompts_per_step * per_prompt
 
     @property
     def gathers_casts(self) -> bool:
-        """Divided weights come together in the precision of the products: nothing is left to be cast."""
+        """True if sharded weights are gathered in the precision of the products, so that no cast is needed."""
         return self.gathered == self.precision
 
     @property
     def scores(self) -> bool:
-        """The model that is trained gives a score in place of words: it has no head of a language model."""
+        """True if the trained model gives a score and has no language-model head."""
         return "scores" in self.needs
 
     @property
     def row_tokens(self) -> int:
-        """Tokens of the longest row."""
+        """Length of the longest row, in tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     @property
     def scored_tokens(self) -> int:
-        """The tokens of the longest completion that the policy drew; the others are context."""
+        """Number of sampled tokens in the longest completion. The other tokens are context."""
         return self.completion_tokens if self.turns is None else min(self.completion_tokens, self.turns.drawn)
 
 
@@ -198,22 +198,22 @@ class Part:
 
     role: Role
     what: str
-    """weights, gradients, optimizer state, activations, logits, keys and values, temporaries, weight transfer ..."""
+    """Kind: weights, gradients, optimizer state, activations, logits, keys and values, temporaries ..."""
     bytes: int
     why: str = ""
     """The arithmetic in words."""
     stays: bool = False
-    """Does it stay from one phase to the next?"""
+    """Does it stay in memory from one phase to the next?"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """The moment of a phase in which most is alive, on one device."""
+    """The peak of a phase, on one device."""
 
     name: PhaseName
     parts: tuple[Part, ...]
     moment: str = ""
-    """Which one it is: "backward of the head", "optimizer step" ..."""
+    """Name of the moment: "backward of the head", "optimizer step" ..."""
     place: Literal["trainer", "engine"] = "trainer"
 
     @property
@@ -221,7 +221,7 @@ class Phase:
         return sum(part.bytes for part in self.parts)
 
     def of(self, role: str | None = None, what: str | None = None) -> int:
-        """Bytes of the parts of that role and kind; None is any."""
+        """Return the bytes of the parts with this role and kind. None matches any."""
         return sum(p.bytes for p in self.parts if role in (None, p.role) and what in (None, p.what))
 
     @property
@@ -236,11 +236,11 @@ class MemoryPlan:
     workload: Workload
     phases: tuple[Phase, ...]
     notes: tuple[str, ...] = field(default=())
-    """Numbers that were computed from papers and not measured, and facts that could not be known."""
+    """Notes on numbers that were computed from papers instead of measured, and on unknown facts."""
 
     @property
     def peak(self) -> Phase:
-        """The phase that needs most, on the devices that train."""
+        """The phase with the most bytes, on the training devices."""
         return max((p for p in self.phases if p.place == "trainer"), key=lambda phase: phase.bytes)
 
     @property
@@ -248,26 +248,26 @@ class MemoryPlan:
         return self.peak.bytes
 
     def phase(self, name: str) -> Phase | None:
-        """None where the step has no such phase."""
+        """Return the phase of this name. None if the step has no such phase."""
         return next((phase for phase in self.phases if phase.name == name), None)
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Roles that hold weights of their own: PPO has four, GRPO with a reference two, SimPO one."""
+        """Roles with their own weights: PPO has four, GRPO with a reference two, SimPO one."""
         held = [p.role for phase in self.phases for p in phase.parts if p.what == "weights" and p.role != "sampler"]
         return tuple(dict.fromkeys(held))
 
 
-# --- one instant ---------------------------------------------------------------------------------------------------
+# --- one moment ----------------------------------------------------------------------------------------------------
 
 RECORD_BYTES = 72
-"""Of each place of the padded records of a step: ids and versions of 8 bytes, masks of one, and a dozen numbers of 4,
-most of them twice: as experience, and as the rows of a batch."""
+"""Bytes per position of a step's padded records: ids and versions of 8 bytes, masks of 1, and a dozen numbers of 4.
+Most of them exist twice: as experience, and as rows of a batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moment:
-    """The moments of a phase are compared, and the largest one stands for the phase."""
+    """A moment of a phase with its parts. The largest moment of a phase is its peak."""
 
     name: str
     parts: Sequence[Part]
@@ -278,11 +278,11 @@ class Moment:
 
 
 def part(role: Role, what: str, size: int, why: str = "") -> Part:
-    """What is there for a moment."""
+    """Return a part that exists only for a moment."""
     return Part(role=role, what=what, bytes=size, why=why)
 
 
 def records(workload: Workload) -> Part:
-    """Token ids, masks, log-probabilities, advantages."""
+    """Return the part for token ids, masks, log-probabilities and advantages."""
     size = RECORD_BYTES * workload.rows * workload.row_tokens
     return part("policy", "records of the step", size, f"{workload.rows} rows of {workload.row_tokens} places")

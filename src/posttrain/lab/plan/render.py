@@ -1,4 +1,4 @@
-"""A plan in words: for a terminal, as one line before a run, and as JSON."""
+"""Formats a plan: as text for a terminal, as one line before a run, and as JSON."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from posttrain.lab.plan.records import Phase
 
 WIDTH = 24
-"""Characters of the bar of a phase that needs all there is."""
+"""Width, in characters, of a full bar."""
 SECTION = 9
 COLUMNS = 110
-"""Where long lines are folded."""
+"""Column at which long lines are wrapped."""
 WORK = ("flops", "bytes", "layer_calls", "link_bytes", "network_bytes")
 
 
 def line(plan: Plan) -> str:
-    """`256 answers a step, needs 3.1 of 24 GiB, at most about 4 min`"""
+    """Return the plan in one line: `256 answers a step, needs 3.1 of 24 GiB, at most about 4 min`."""
     rows = f"{plan.step.rows:,} {plan.step.rows_in_words if plan.step.rows_are != 'pairs' else 'rows'} a step"
     needed = plan.verdict.sentence(plan.hardware.count).removeprefix(f"fits: {plan.verdict.answer}, ")
     needed += f" ({alone})" if (alone := _on_one_device(plan)) else ""
@@ -36,12 +36,12 @@ def line(plan: Plan) -> str:
 
 
 def at_most(seconds: float | None) -> str:
-    """`at most about 4 min`, where that was computed."""
+    """Return text such as `at most about 4 min`, if the time was computed."""
     return "time not computed" if seconds is None else f"at most about {duration(seconds)}"
 
 
 def render(plan: Plan) -> str:
-    """Everything, section by section."""
+    """Return the full plan as text, section by section."""
     w = plan.workload
     lora = f", LoRA of rank {w.lora.rank}" if w.lora is not None else ""
     shape = f"{parameters(w.architecture.parameters)} parameters{_active(plan)}{lora}"
@@ -67,7 +67,7 @@ def render(plan: Plan) -> str:
 
 
 def to_json(plan: Plan) -> dict[str, Any]:
-    """Bytes, seconds and dollars as plain numbers."""
+    """Return the plan as plain data, with bytes, seconds and dollars as numbers."""
     verdict = plan.verdict
     return {
         "fits": verdict.answer,
@@ -135,13 +135,13 @@ def _step(plan: Plan) -> dict[str, Any]:
 
 
 def _alone(plan: Plan) -> dict[str, Any] | None:
-    """Of a run that is planned for several devices, what one would say."""
+    """Return the verdict for one device, if the run is planned for several."""
     alone = plan.on_one_device
     return None if alone is None else {"fits": alone.answer, "needed_bytes": alone.needed}
 
 
 def _main_memory(plan: Plan) -> dict[str, Any] | None:
-    """Of a machine; None where nothing is kept there, or nobody knows what there is."""
+    """Return the verdict on a machine's main memory. None if nothing is kept there, or if its size is unknown."""
     main = plan.main_memory
     if main is None:
         return None
@@ -152,7 +152,7 @@ def _main_memory(plan: Plan) -> dict[str, Any] | None:
 
 
 def _section(name: str, lines: list[str]) -> str:
-    """Its name before the first line, long lines folded."""
+    """Return a section with its name before the first line, and long lines wrapped."""
     if not lines:
         return ""
     room = COLUMNS - SECTION
@@ -176,7 +176,7 @@ def _memory(plan: Plan) -> list[str]:
     alone = [f"but {alone}"] if (alone := _on_one_device(plan)) else []
     if plan.too_large_to_start:
         alone.append(
-            f"but the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while it is read"
+            f"but the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while loading"
         )
     rows = [_phase(phase, max(verdict.available, verdict.needed)) for phase in plan.memory.phases]
     peak = plan.memory.peak
@@ -185,14 +185,14 @@ def _memory(plan: Plan) -> list[str]:
     moment = f" at the {peak.moment}" if peak.moment else ""
     factor = plan.hardware.memory_factor
     if factor != 1.0:
-        head += f", what is not exactly known times {factor:.2f}, as measured"
+        head += f", with inexact parts times {factor:.2f}, as measured"
     if (main := plan.main_memory) is not None:
         alone.append(f"main memory of a machine {main.sentence()} (±{main.error:.0%})")
     return [head, *alone, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
 
 
 def _on_one_device(plan: Plan) -> str:
-    """What several devices come to where the settings use one of them."""
+    """Return a note if there are several devices but the settings use only one."""
     alone = plan.on_one_device
     return "" if alone is None else f"with train.devices = 1 it trains on one of them ({alone.sentence()})"
 
@@ -247,27 +247,27 @@ def _time(plan: Plan) -> list[str]:
 
 
 def _at_most(plan: Plan) -> str:
-    """Where nobody has said how long things are on average."""
+    """Return a prefix that says that the time is an upper limit, if mean lengths are not given."""
     turns, told = plan.workload.turns, plan.target
     if plan.workload.data_kind != "prompts" or told.mean_completion_tokens is not None:
         return ""
     if turns is None:
-        return "at most, with every answer as long as it may be: "
+        return "at most, with every answer of the maximum length: "
     return (
         ""
         if told.mean_turns is not None
-        else ("at most, with the largest number of turns, each of the largest length: ")
+        else ("at most, with the maximum number of turns, each of the maximum length: ")
     )
 
 
 def _waited(plan: Plan) -> list[str]:
-    """For tools and environments."""
+    """Return the time that a step waits for tools and environments."""
     found = [one for one in plan.cost.parts if one.what == WAITS]
-    return [f"of a step, {duration(one.seconds)} are spent waiting for tools and environments" for one in found]
+    return [f"{duration(one.seconds)} of a step are spent waiting for tools and environments" for one in found]
 
 
 def _beside(plan: Plan) -> list[str]:
-    """What sampling while training comes to."""
+    """Return the results of the simulation of sampling while training."""
     found, train = plan.beside, plan.config.train
     if found is None or plan.in_turns:
         return []
@@ -276,13 +276,13 @@ def _beside(plan: Plan) -> list[str]:
     told = [
         f"{engines} while the model trains: {found.steps_per_hour:,.0f} steps an hour, {gain} as many as "
         f"in turns ({found.in_turns:,.0f})",
-        f"the trainer waits {percent(found.trainer_idle)} of the time, engines draw nothing in "
+        f"the trainer waits {percent(found.trainer_idle)} of the time, engines are idle "
         f"{percent(found.engines_idle)} of theirs",
-        f"tokens are {found.mean_age:.1f} versions old when they are trained, 95% of them at most {found.p95_age}, the "
+        f"trained tokens are {found.mean_age:.1f} versions old on average, 95% of them at most {found.p95_age}, the "
         f"oldest {found.oldest}; {percent(found.masked)} are older than train.max_staleness = {train.max_staleness}",
     ]
     if train.run_ahead != "auto" and found.enough_ahead > train.run_ahead:
-        told.append(f"train.run_ahead = {found.enough_ahead} would be faster, and no higher one much faster")
+        told.append(f"train.run_ahead = {found.enough_ahead} would be faster; higher values gain little more")
     if found.enough_staleness > train.max_staleness:
         told.append(f"train.max_staleness = {found.enough_staleness} would mask at most 1% of the tokens")
     return told
@@ -299,17 +299,19 @@ def _beside_assumed(plan: Plan) -> list[str]:
         "--length-spread)"
     ]
     if plan.in_turns:
-        told.append("trainer and server have the GPU in turns")
+        told.append("trainer and server use the GPU in turns")
     elif found.threads is not None:
         trainer, engine = found.threads
-        told.append(f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed goes with cores")
+        told.append(
+            f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed is proportional to cores"
+        )
     else:
-        told.append("each engine has a device of its own, like those that train")
+        told.append("each engine has its own device, of the same kind as the training devices")
     return told
 
 
 def _cluster(plan: Plan) -> list[str]:
-    """What a run asks its cluster for."""
+    """Return the resources that a run requests from its cluster."""
     if not plan.bundles:
         return []
     has_ranks = any(one.holds == RANK for one in plan.bundles)
@@ -327,7 +329,7 @@ def _cluster(plan: Plan) -> list[str]:
 
 
 def _server(plan: Plan) -> list[str]:
-    """Where a vLLM server may be, and what that comes to."""
+    """Return the possible placements of a vLLM server, with their memory and speed."""
     if not plan.placements:
         return []
     taken = next(one for one in plan.placements if one.chosen)
@@ -348,12 +350,12 @@ def _server(plan: Plan) -> list[str]:
 
 
 def _wasted(plan: Plan) -> list[str]:
-    """Devices without which a step would take as long."""
+    """Return a note on devices without which a step would take as long."""
     useful, all_devices, w = useful_devices(plan.workload), plan.workload.ranks, plan.workload
     if useful == all_devices:
         return []
     kind = "prompts" if w.data_kind == "prompts" else "pairs" if w.data_kind == "pairs" else "rows"
-    given = f"with {w.prompts_per_step:,} {kind} a step {all_devices} devices compute as long as {useful} would"
+    given = f"with {w.prompts_per_step:,} {kind} a step, {all_devices} devices are no faster than {useful}"
     return [f"{given}: raise train.prompts_per_step, or use fewer devices"]
 
 
@@ -379,20 +381,20 @@ def _assumed(plan: Plan) -> list[str]:
     told = [
         f"{percent(shares.compute)} of the peak in products, {percent(shares.bandwidth)} of the memory's bandwidth "
         f"({shares.source})",
-        f"weights that are trained in float32, products in {plan.workload.precision}",
+        f"trained weights in float32, products in {plan.workload.precision}",
         _rows_assumed(plan),
         "not counted: your reward functions, judges, reading data, writing checkpoints",
     ]
     if plan.config.reward_model is not None:
-        told.append("not counted either: training the reward model first; its section can be planned by itself")
+        told.append("not counted either: training the reward model first; plan its section separately")
     told += _turns_assumed(plan)
     if plan.workload.device == "cuda" and shares.source == "assumed":
         told.append(
             "time on GPUs is computed from data sheets and the share of the peak that published runs of other "
-            "libraries reach (docs/scaling-on-paper.md); no GPU was at hand to measure it"
+            "libraries reach (docs/scaling-on-paper.md); no GPU was available to measure it"
         )
     if plan.hardware.count > 1:
-        told.append("what several devices would do together is computed: time and price, too")
+        told.append("time and price with several devices are computed, not measured")
         told += _links_assumed(plan)
     return [*told, *_beside_assumed(plan), *plan.memory.notes]
 
@@ -403,22 +405,24 @@ def _turns_assumed(plan: Plan) -> list[str]:
         return []
     told = []
     if not turns.given and turns.number > 1:
-        told.append("nothing is appended between two turns: --given-length, or sampling.max_trajectory_length")
+        told.append("nothing is appended between two turns; set --given-length or sampling.max_trajectory_length")
     if not turns.seconds:
-        told.append("tools and environments answer at once: --call-seconds, which `posttrain reward test` measures")
+        told.append(
+            "tools and environments answer immediately; set --call-seconds, which `posttrain reward test` measures"
+        )
     else:
         told.append(
-            f"tools and environments answer within {duration(turns.seconds)} (--call-seconds), side by side for half "
-            "of the trajectories that are open"
+            f"tools and environments answer within {duration(turns.seconds)} (--call-seconds), in parallel for half "
+            "of the open trajectories"
         )
-    told.append("a trajectory that comes back is computed from its first token again, in every turn")
+    told.append("a returning trajectory is computed again from its first token, in every turn")
     if plan.config.environment.history == "split" or plan.config.agent.history == "split":
         told.append("history is counted once, although split computes it again in every turn")
     return told
 
 
 def _traffic(plan: Plan) -> list[str]:
-    """What one device takes in, phase by phase: by bandwidth, by latency, and what of it is waited for."""
+    """Return the bytes that one device receives in each phase, with the time by bandwidth, latency and waiting."""
     return [line for phase in ("generate", "score", "train") for line in _traffic_of(plan, phase)]
 
 
@@ -429,7 +433,7 @@ def _traffic_of(plan: Plan, phase: str) -> list[str]:
     all_of_it = sum(one.latency + one.bandwidth for one in told)
     waits = plan.cost.waiting(phase)
     received = size(sum(one.received for one in told))
-    head = f"{phase}: each device takes in {received} in {duration(all_of_it)}, of which it waits for {duration(waits)}"
+    head = f"{phase}: each device receives {received} in {duration(all_of_it)}, and waits for {duration(waits)} of it"
     return [head, *(f"- {_collective(one)}" for one in told)]
 
 
@@ -449,7 +453,7 @@ def _links_assumed(plan: Plan) -> list[str]:
         network = f"{percent(shares.network)} of {hardware.device.network / 1e9:,.3g} GB/s from each to other machines"
         link += f", {network} (--network)"
     if plan.workload.sharding in ("full", "hybrid"):
-        link += "; weights and gradients go from rank to rank while ranks compute, but for the first and last of a pass"
+        link += "; weights and gradients move while ranks compute, except the first and last of a pass"
     return [link]
 
 
@@ -459,7 +463,7 @@ def _rows_assumed(plan: Plan) -> str:
         return str(lengths)
     known = "max_prompt_length" if w.data_kind == "prompts" else "max_length"
     if getattr(plan.config.data, known) is not None or plan.target.prompt_tokens is not None:
-        return "rows as long as the settings allow"
+        return "rows of the maximum length that the settings allow"
     of = f"prompts of {w.prompt_tokens:,}" if w.data_kind == "prompts" else f"rows of {w.row_tokens:,}"
     return f"{of} tokens, because the data or the tokenizer is not on this machine"
 
@@ -468,7 +472,7 @@ def _rows_assumed(plan: Plan) -> str:
 
 
 def parameters(number: int) -> str:
-    """As the names of models have them.
+    """Format a number of parameters as in the names of models.
 
     >>> parameters(7_615_616_512), parameters(25_829_888), parameters(130_000)
     ('7.6B', '26M', '0.1M')
@@ -479,7 +483,7 @@ def parameters(number: int) -> str:
 
 
 def operations(number: float) -> str:
-    """Floating-point operations for people.
+    """Format floating-point operations for people.
 
     >>> operations(1.1e12), operations(5.583e15), operations(2.4e9)
     ('1.1 TFLOP', '5.6 PFLOP', '2.4 GFLOP')
@@ -489,7 +493,7 @@ def operations(number: float) -> str:
 
 
 def money(low_high: tuple[float, float]) -> str:
-    """Dollars for people, a range where there is one.
+    """Format dollars for people, as a range if the ends differ.
 
     >>> money((2.0, 2.0)), money((1.234, 150.0)), money((0.0012, 0.004))
     ('$2.00', '$1.23 to $150', '$0.0012 to $0.0040')
@@ -499,7 +503,7 @@ def money(low_high: tuple[float, float]) -> str:
 
 
 def duration(value: float) -> str:
-    """Seconds for people; days where they are many.
+    """Format seconds for people, as days if there are many.
 
     >>> duration(90), duration(400_000)
     ('1 min 30 s', '4.6 days')

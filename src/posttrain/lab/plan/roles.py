@@ -1,19 +1,19 @@
 """The memory that each role keeps from step to step: weights, optimizer moments, a copy for the sampler.
 
-    policy        4 bytes per parameter: master weights are float32; with adapters they are frozen, those are beside,
-                  and on a GPU the linear layers are in the run's precision (models.footprint.holds_base)
-    reference     a frozen copy: linear layers in the run's precision, the rest 4 bytes (models.policy.hold_in); none
-                  with adapters, whose base it is, and none where its numbers are on disk. A teacher is held likewise,
-                  on a GPU also a reward model
+    policy        4 bytes per parameter: master weights are float32. With adapters they are frozen, adapters come on
+                  top, and on a GPU the linear layers are in the run's precision (models.footprint.holds_base)
+    reference     a frozen copy: linear layers in the run's precision, the rest 4 bytes (models.policy.hold_in). None
+                  with adapters, because it is their base, and none if its numbers are on disk. A teacher is held in
+                  the same way, on a GPU also a reward model
     critic        separate: a second model without the head of a language model, trained; lora: a second set of
-                  adapters; shared: a head of D + 1 numbers
+                  adapters; shared: a head with D + 1 numbers
     optimizer     two float32 moments per trained parameter (AdamW, arXiv:1711.05101); 8 bits: one byte each and a scale
                   for 256 (arXiv:2110.02861)
 
-Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): the moments; also the gradients; also the
-weights, those of frozen models included. Hybrid sharding is the last of these over the ranks of one machine (mesh.py).
-With `train.cpu_offload` all of that lies in main memory.
-Where matrices are divided too, a workload is that of one rank of its tensor group (mesh.of_one_rank).
+Sharding over N ranks divides, by stage (arXiv:1910.02054, arXiv:2304.11277): 1 the moments; 2 also the gradients; 3
+also the weights, including those of frozen models. Hybrid sharding is stage 3 over the ranks of one machine (mesh.py).
+With `train.cpu_offload` all of these are in main memory.
+If matrices are divided too, the workload describes one rank of its tensor group (mesh.of_one_rank).
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ MASTER = 4
 
 
 def resident(workload: Workload, sampling: Workload | None = None) -> list[Part]:
-    """All that stays on one device between the steps; `sampling` says what it samples, where that is another thing."""
+    """Return the parts that stay on one device between steps. `sampling` is the sampler's workload, if it differs."""
     models = [] if workload.cpu_offload else [*_policy(workload), *_others(workload)]
     return [*models, *_sampler(sampling or workload)]
 
 
 def in_main_memory(workload: Workload) -> int:
-    """Bytes of weights, gradients and moments that a rank keeps there in place of its device."""
+    """Return the bytes of weights, gradients and moments that a rank keeps in main memory instead of on its device."""
     if not workload.cpu_offload:
         return 0
     models = sum(part.bytes for part in (*_policy(workload), *_others(workload)))
@@ -44,7 +44,7 @@ def in_main_memory(workload: Workload) -> int:
 
 
 def trained_parameters(workload: Workload) -> dict[Role, int]:
-    """Parameters that get a gradient, by role."""
+    """Return the number of parameters with a gradient, by role."""
     policy = workload.architecture
     trained: dict[Role, int] = {"policy": policy_parameters(workload)}
     if workload.lora is not None:
@@ -55,13 +55,13 @@ def trained_parameters(workload: Workload) -> dict[Role, int]:
 
 
 def policy_parameters(workload: Workload) -> int:
-    """Parameters of the trained model; one that scores has a head of one number."""
+    """Return the parameters of the trained model. A scoring model has a head with one output."""
     a = workload.architecture
     return a.trunk_parameters + a.hidden if workload.scores else a.parameters
 
 
 def critic_parameters(workload: Workload) -> int:
-    """That belong to the critic alone."""
+    """Return the parameters that belong only to the critic."""
     if workload.critic == "separate":
         architecture = workload.critic_architecture or workload.architecture
         return architecture.trunk_parameters + architecture.hidden
@@ -73,7 +73,7 @@ def critic_parameters(workload: Workload) -> int:
 
 
 def gradients(workload: Workload) -> dict[Role, int]:
-    """Bytes on the device once all are there: float32, divided from ZeRO's second stage on."""
+    """Return the bytes of all gradients on the device: float32, sharded from ZeRO's stage 2 on."""
     if workload.cpu_offload:
         return dict.fromkeys(trained_parameters(workload), 0)
     ranks = shard_group(workload).ranks if workload.sharding in ("gradients", "full", "hybrid") else 1
@@ -81,18 +81,18 @@ def gradients(workload: Workload) -> dict[Role, int]:
 
 
 def has_reference(workload: Workload) -> bool:
-    """A model of its own is in memory: of given data the numbers are on disk, and adapters have their base."""
+    """Is a separate reference in memory? For given data its numbers are on disk; for adapters it is their base."""
     needed = "reference" in workload.needs and workload.data_kind == "prompts"
     return needed and (workload.reference is not None or workload.lora is None)
 
 
 def weight_ranks(workload: Workload) -> int:
-    """Among which weights are divided; 1: each has all."""
+    """Return the number of ranks that shard the weights. 1 means that each rank has all weights."""
     return shard_group(workload).ranks if workload.sharding in ("full", "hybrid") else 1
 
 
 def comes_together(workload: Workload) -> bool:
-    """Whether FSDP copies weights to where a pass uses them, from however few ranks."""
+    """Does FSDP gather the weights for each pass? It copies them even if a shard group has one rank."""
     return workload.sharding in ("full", "hybrid") and workload.ranks > 1
 
 
@@ -150,7 +150,7 @@ def _sampler(workload: Workload) -> Iterator[Part]:
 
 
 def sampler_copy(workload: Workload) -> int:
-    """Packed, a head that is the embedding is held twice: products read one layout, the embedding the other."""
+    """Return the bytes of the sampler's copy. If packed, a tied head exists twice: packed, and plain as embedding."""
     a = workload.architecture
     twice = a.vocabulary * a.hidden if workload.packed_sampler and a.tied else 0
     return BYTES[workload.precision] * (a.parameters + twice)
@@ -162,7 +162,7 @@ def _weights(role: Role, parameters: int, ranks: int, why: str) -> Part:
 
 
 def _frozen(role: Role, model: Architecture, workload: Workload, *, parameters: int | None = None) -> Part:
-    """`parameters`: where the model has another head than that of a language model."""
+    """Return the weights of a frozen model. `parameters` is given if its head is not a language model's."""
     linear = _matrices(model)
     whole = model.parameters if parameters is None else parameters
     size = BYTES[workload.precision] * linear + MASTER * (whole - linear)
@@ -171,7 +171,7 @@ def _frozen(role: Role, model: Architecture, workload: Workload, *, parameters: 
 
 
 def frozen_scorers(workload: Workload) -> list[tuple[Role, Architecture]]:
-    """Models beside the policy that score the trained tokens without gradient."""
+    """Return the models other than the policy that score the trained tokens, without gradient."""
     found: list[tuple[Role, Architecture]] = []
     if "reference" in workload.needs and workload.data_kind == "prompts":
         found.append(("reference", workload.reference or workload.architecture))
@@ -181,17 +181,17 @@ def frozen_scorers(workload: Workload) -> list[tuple[Role, Architecture]]:
 
 
 def engine_weights(workload: Workload) -> int:
-    """On each device of an engine of its own, which divides them, in the precision in which it decodes."""
+    """Return the bytes of weights on each device of a separate engine, in its decoding precision."""
     return BYTES[workload.precision] * workload.architecture.parameters // engine_group(workload).ranks
 
 
-# --- what is divided comes together for a moment ---------------------------------------------------------------------
+# --- gathered weights ------------------------------------------------------------------------------------------------
 
 
 def gathered(workload: Workload) -> list[Part]:
-    """Weights that are divided come together layer by layer: the one that computes and the one that is fetched
-    meanwhile (arXiv:2304.11277); what is outside of layers is gathered once for a whole pass, as FSDP2 does for the
-    root."""
+    """Return the gathered weights. Sharded weights are gathered layer by layer: the computing layer and the prefetched
+    one (arXiv:2304.11277). Weights outside of layers are gathered once for a whole pass, as FSDP2 does for the root
+    module."""
     if not comes_together(workload):
         return []
     a = workload.architecture
@@ -200,7 +200,7 @@ def gathered(workload: Workload) -> list[Part]:
 
 
 def gathered_layer(workload: Workload, model: Architecture, *, frozen: bool) -> int:
-    """Bytes of one gathered layer, with its adapters; 0 without FSDP."""
+    """Return the bytes of one gathered layer with its adapters. 0 without FSDP."""
     if not comes_together(workload):
         return 0
     adapters = MASTER * _adapters(workload, model) // model.layers if frozen else 0
@@ -208,13 +208,13 @@ def gathered_layer(workload: Workload, model: Architecture, *, frozen: bool) -> 
 
 
 def gathered_root(workload: Workload, model: Architecture) -> int:
-    """The same of what is outside of layers."""
+    """Return the bytes of the gathered weights outside of layers. 0 without FSDP."""
     return root_bytes(workload, model) if comes_together(workload) else 0
 
 
 def layer_bytes(workload: Workload, model: Architecture, *, narrow: bool) -> int:
-    """Of one layer on its way to a pass: as it lies, unless `gathered` says another precision. `narrow`: its matrices
-    lie in the precision of products, as those of frozen models do (models.policy.hold_in)."""
+    """Return the bytes of one layer as gathered: as stored, unless `gathered` sets the precision. `narrow`: its
+    matrices are stored in the precision of products, as those of frozen models are (models.policy.hold_in)."""
     if workload.gathered is not None:
         return BYTES[workload.gathered] * layer_parameters(model)
     matrices = _matrices(model) // model.layers if narrow else 0
@@ -222,17 +222,17 @@ def layer_bytes(workload: Workload, model: Architecture, *, narrow: bool) -> int
 
 
 def root_bytes(workload: Workload, model: Architecture) -> int:
-    """The same of what is outside of layers, which lies in float32."""
+    """Return the gathered bytes of the weights outside of layers, which are stored in float32."""
     return (MASTER if workload.gathered is None else BYTES[workload.gathered]) * root_parameters(model)
 
 
 def _matrices(model: Architecture) -> int:
-    """Parameters of linear layers but the head."""
+    """Return the parameters of linear layers except the head."""
     return sum(number * layer.parameters for number, block in model.blocks for layer in block.linears)
 
 
 def _adapters(workload: Workload, model: Architecture) -> int:
-    """Parameters of all adapters on the policy, a critic's among them; other models have none."""
+    """Return the parameters of all adapters on the policy, including a critic's. Other models have none."""
     if workload.lora is None or model is not workload.architecture:
         return 0
     ranks = workload.lora.rank + (workload.critic_rank if workload.critic == "lora" else 0)
@@ -240,28 +240,28 @@ def _adapters(workload: Workload, model: Architecture) -> int:
 
 
 def layer_to_sum(workload: Workload, model: Architecture) -> int:
-    """The gradient of a layer as its backward pass leaves it, and beside it in the precision in which it is summed."""
+    """Return the bytes of a layer's gradient, both as computed and in the precision of the sum."""
     if not _sums(workload):
         return 0
     return layer_bytes(workload, model, narrow=False) + BYTES[workload.reduced] * layer_parameters(model)
 
 
 def root_to_sum(workload: Workload, model: Architecture) -> int:
-    """The same of what is outside of layers, beside the gradients of the tables themselves."""
+    """Return the bytes of the gradients to sum outside of layers, in addition to the tables' own gradients."""
     return BYTES[workload.reduced] * root_parameters(model) // model.neighbours if _sums(workload) else 0
 
 
 def _sums(workload: Workload) -> bool:
-    """Whether whole gradients are there for a moment, to be divided; those of adapters are too small to be counted."""
+    """Do full gradients exist for a moment before they are sharded? Those of adapters are too small to count."""
     return comes_together(workload) and workload.lora is None
 
 
 def layer_parameters(model: Architecture) -> int:
-    """Parameters of one layer, on average."""
+    """Return the mean number of parameters of a layer."""
     counts = model.counts
     return (counts.total - counts.embeddings - counts.head) // model.layers
 
 
 def root_parameters(model: Architecture) -> int:
-    """Outside of layers: embeddings and head, all of them."""
+    """Return the number of all parameters outside of layers: embeddings and head."""
     return model.neighbours * (model.counts.embeddings + model.counts.head)

@@ -16,56 +16,56 @@ import yaml
 
 @dataclass(frozen=True, kw_only=True)
 class Experts:
-    """The names under which a family's config keeps its mixture of experts."""
+    """A family's config keys for its mixture of experts."""
 
     number: str = "num_experts"
     per_token: str = "num_experts_per_tok"
     width: str = "moe_intermediate_size"
     shared_width: str = ""
-    """The width of the MLP that every token passes beside its experts."""
+    """Key of the width of the shared MLP, which every token passes in addition to its experts."""
     shared_number: str = ""
-    """Where that width is given as a number of experts."""
+    """Key of that width, if it is given as a number of experts."""
     shared_gate: bool = False
-    """One number per token weighs the shared MLP."""
+    """True if a gate weights the shared MLP with one number per token."""
     dense_layers: str = ""
-    """How many of the first layers have a plain MLP."""
+    """Key of the number of first layers that have a plain MLP."""
     biases: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A decoder architecture, beside its sizes."""
+    """The structure of a decoder family, without sizes."""
 
     norm: Literal["rms", "layer", "layer without bias"] = "rms"
     norms: int = 2
-    """Per layer, over the width of the hidden state."""
+    """Number of norms per layer over the width of the hidden state."""
     final_norm: bool = True
     qk_norm: Literal["", "head", "width"] = ""
-    """Norms of queries and keys: over one head, or over all of them."""
+    """Norms of queries and keys: over each head, or over the full width."""
     qkv_bias: bool | str = False
-    """Yes, no, or the setting that says so."""
+    """True, False, or the config key that decides."""
     out_bias: bool | str = False
     fused_qkv: bool = False
-    """Queries, keys and values come from one matrix."""
+    """True if one matrix computes queries, keys and values."""
     latent: bool = False
-    """Queries, keys and values pass through narrow latent states (arXiv:2405.04434)."""
+    """True if queries, keys and values pass through narrow latent states (arXiv:2405.04434)."""
     sinks: bool = False
-    """One number per head takes part in the softmax."""
+    """True if a learned number per head takes part in the softmax (attention sinks)."""
     mlp: Literal["gated", "fused gated", "plain"] = "gated"
     mlp_bias: bool | str = False
     experts: Experts | None = None
     positions: str = ""
-    """The setting with the number of learned positions."""
+    """Config key of the number of learned positions."""
     head_bias: bool = False
     names: Mapping[str, str] = field(default_factory=dict)
-    """Settings that have another name here."""
+    """Usual config key -> this family's key."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """What config.json may leave out."""
+    """Defaults for keys that config.json may omit."""
 
 
 @functools.cache
 def families() -> Mapping[str, Family]:
-    """`model_type` of a config.json -> what the planner has to know of it."""
+    """Map `model_type` of a config.json to its family."""
     told = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
     return {key: _family(**row) for key, row in told.items()}
 
@@ -75,7 +75,7 @@ def _family(experts: Mapping[str, Any] | None = None, **row: Any) -> Family:
 
 
 class Linear(NamedTuple):
-    """A linear layer of a block, with its name in the words of the field: q, k, v, qkv, o, gate, up, down ..."""
+    """A linear layer of a block. Its name is one of q, k, v, qkv, o, gate, up, down ..."""
 
     name: str
     inputs: int
@@ -88,7 +88,7 @@ class Linear(NamedTuple):
 
 
 class Mixture(NamedTuple):
-    """The experts of a block, whose matrices are stacked in two parameters, and their router."""
+    """The experts of a block, with their matrices stacked in two parameters, and the router."""
 
     experts: int
     per_token: int
@@ -108,19 +108,19 @@ class Mixture(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """One layer: attention and an MLP, or experts in its place."""
+    """One layer: attention, and an MLP or experts."""
 
     attention: tuple[Linear, ...]
     mlp: tuple[Linear, ...]
-    """The MLP of every token; empty where there are experts and no shared one."""
+    """The MLP that every token passes. Empty with experts but without a shared MLP."""
     mixture: Mixture | None
     norm_parameters: int
     other_parameters: int = 0
-    """Sinks, and the gate of a shared expert."""
+    """Parameters of sinks, and of the gate of a shared expert."""
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """The layers that carry adapters; experts are parameters, not layers."""
+        """The layers that can have adapters. Experts are parameters, not layers."""
         return (*self.attention, *self.mlp)
 
 
@@ -130,14 +130,14 @@ class Counts(NamedTuple):
     embeddings: int
     """Embeddings of tokens, and of positions if they are learned."""
     head: int
-    """0 where it is the embedding."""
+    """Parameters of the head. 0 if it is tied to the embedding."""
     attention: int
     mlp: int
     """MLPs that every token passes."""
     experts: int
     """All experts, routers included."""
     active_experts: int
-    """What one token passes of them."""
+    """Parameters of the experts that one token passes, and of the routers."""
     norms: int
 
     @property
@@ -146,16 +146,16 @@ class Counts(NamedTuple):
 
     @property
     def active(self) -> int:
-        """The parameters that one token passes; its row of the embedding counts as the whole table."""
+        """Parameters that one token passes. The whole embedding table counts."""
         return self.total - self.experts + self.active_experts
 
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """Everything about a model that decides its memory and its arithmetic."""
+    """The properties of a model that decide its memory and arithmetic."""
 
     name: str
-    """The model type, or what the user called it."""
+    """The name that the user gave, or the model type."""
     kind: str = ""
     """`model_type` of its config.json."""
     hidden: int
@@ -167,18 +167,18 @@ class Architecture:
     value_width: int
     mlp_width: int
     blocks: tuple[tuple[int, Block], ...]
-    """(how many, what) of each kind of layer, in their order."""
+    """(number of layers, block) for each kind of layer, in order."""
     tied: bool
-    """The head is the embedding."""
+    """True if the head is tied to the embedding."""
     learned_positions: int = 0
     head_bias: bool = False
     final_norm_parameters: int
     context: int | None = None
-    """Most tokens of a row; None where config.json does not say."""
+    """Context length in tokens. None if config.json does not give it."""
     sliding_window: int | None = None
     neighbours: int = 1
-    """Ranks that keep what is outside of layers in parts, and have all of it during a pass. Everything else here is
-    what one of them computes."""
+    """Number of ranks that shard the weights outside of layers, and gather them for a pass. All other fields describe
+    one rank."""
     family: Family
 
     @property
@@ -187,7 +187,7 @@ class Architecture:
 
     @property
     def counts(self) -> Counts:
-        """Parameters by part, each once."""
+        """Parameters by part, without double counting."""
 
         def over_layers(of: Any) -> int:
             return sum(number * of(block) for number, block in self.blocks)
@@ -209,17 +209,17 @@ class Architecture:
 
     @property
     def active_parameters(self) -> int:
-        """What one token passes."""
+        """Parameters that one token passes."""
         return self.counts.active
 
     @property
     def trunk_parameters(self) -> int:
-        """All but the head of a language model: what a critic or a reward model has of it."""
+        """Parameters without the language-model head, as in a critic or a reward model."""
         return self.counts.total - self.counts.head
 
     def lora_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
-        """Parameters of adapters on every linear layer but the head, or on the named ones: rank * (inputs + outputs)
-        each."""
+        """Return the parameters of adapters on all linear layers except the head, or on the named ones: each has
+        rank * (inputs + outputs)."""
         chosen = [
             number * (linear.inputs + linear.outputs)
             for number, block in self.blocks
@@ -230,7 +230,7 @@ class Architecture:
 
     @property
     def kv_width(self) -> int:
-        """Numbers that one token leaves in the cache of one layer: all its keys and values."""
+        """Numbers per token in the cache of one layer: its keys and values."""
         return self.kv_heads * (self.key_width + self.value_width)
 
 

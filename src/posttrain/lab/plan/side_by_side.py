@@ -1,11 +1,11 @@
-"""A forecast for sampling while training: steps per hour, ages of tokens, and who waits.
+"""A forecast for sampling while training: steps per hour, staleness of tokens, and idle times.
 
-The controller of real runs decides here as well, in virtual time (`controller/simulate.py`). How long engines and the
-trainer take is what the plan says of their work; how long answers are is assumed: log-normal, with a mean and a spread
-(sigma), and cut at the limit.
+The controller of real runs makes the decisions, in virtual time (`controller/simulate.py`). The plan gives the times of
+engines and trainer. The lengths of answers are assumed to be log-normal with a mean and a spread (sigma), truncated at
+the limit.
 
-The controller neither waits nor drops for `train.max_staleness`. So one simulation shows all ages, and which tokens
-each bound would mask.
+`train.max_staleness` makes the controller neither wait nor drop anything. So one simulation shows all ages, and the
+tokens that each bound would mask.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.timing import cost_of_step, sampling_work
 
 STEPS, ROWS = 60, 32
-"""Most steps and rows of a simulation: larger steps are scaled down, with fewer prompts, fewer slots and slower rows.
-"""
+"""Maximum steps, and rows per step, of a simulation. Larger steps are scaled down to fewer prompts and slots, and
+slower rows."""
 MOST_AHEAD = 8
 NO_BOUND = 1 << 30
 MEAN_SHARE = 4
-"""Where nobody says how long answers are, their mean is taken to be this part of the limit."""
+"""If the mean length of answers is not given, it is assumed to be the limit divided by this number."""
 SPREAD = 1.0
 NEARLY = 0.95
-"""The sufficient share of the steps per hour that the furthest lead gives."""
+"""Share of the steps per hour with the furthest lead that counts as sufficient."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,38 +40,38 @@ class SideBySide:
     engines: int
     steps_per_hour: float
     in_turns: float
-    """Steps per hour if the same engines sampled and the same devices trained by turns."""
+    """Steps per hour if the same engines and training devices worked in turns."""
     mean_age: float
     p95_age: int
     oldest: int
-    """The age of the oldest trained token, in versions."""
+    """Age of the oldest trained token, in versions."""
     masked: float
-    """Share of the tokens that are older than train.max_staleness."""
+    """Share of tokens older than train.max_staleness."""
     trainer_idle: float
     engines_idle: float
-    """Shares of their time."""
+    """Share of time that engines are idle."""
     enough_ahead: int
-    """The least train.run_ahead that gives nearly as many steps per hour as the furthest one."""
+    """The smallest train.run_ahead with nearly as many steps per hour as the furthest lead."""
     enough_staleness: int
-    """The least train.max_staleness that masks at most 1%."""
+    """The smallest train.max_staleness that masks at most 1% of the tokens."""
     mean_tokens: int
     longest_tokens: int
     spread: float
     steps: int
-    """That were simulated."""
+    """Number of simulated steps."""
     threads: tuple[int, int] | None
     """Threads of the trainer and of each engine, if they share a processor."""
 
 
 def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spread: float | None) -> SideBySide | None:
-    """None of a run that samples in the process that trains."""
+    """Simulate a run whose engines sample while it trains. None if the training process samples."""
     engines = config.rollout.num_engines
     if not engines:
         return None
-    from posttrain.train.fleet import limits_of, threads_of  # with transformers, which takes seconds
+    from posttrain.train.fleet import limits_of, threads_of  # imports transformers, which takes seconds
 
     mean = workload.mean_completion_tokens or max(1, workload.completion_tokens // MEAN_SHARE)
-    workload = replace(workload, mean_completion_tokens=mean, turns=None)  # drawn as one answer of their length
+    workload = replace(workload, mean_completion_tokens=mean, turns=None)  # turns: simulated as one answer
     scaled = Scaled(
         config,
         limits_of(config, greedy="greedy_reward" in workload.needs),
@@ -112,7 +112,7 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
 
 @dataclass(frozen=True)
 class Scaled:
-    """A run drawn to a scale at which it is simulated in a second."""
+    """A run scaled down so that its simulation takes a second."""
 
     config: RunConfig
     whole: Limits
@@ -126,7 +126,7 @@ class Scaled:
         return replace(self.whole, prompts_per_step=prompts, last_version=min(STEPS, self.whole.last_version))
 
     def simulation(self, trainer: float, engine: float) -> Simulation:
-        """`trainer`, `engine`: times as long as they take with the whole device to themselves."""
+        """Return the simulation. `trainer` and `engine` are slowdown factors against having a whole device."""
         w, mean = self.workload, self.workload.mean_completion_tokens or 1
         scale = w.prompts_per_step / self.limits.prompts_per_step
         slots = max(1, min(w.max_batch_rows, w.rows * (1 + self.config.train.lead)))
@@ -147,12 +147,12 @@ class Scaled:
         )
 
     def _token_seconds(self, rows: int) -> float:
-        """From one token of each row to the next."""
+        """Return the seconds to decode one token for each row."""
         mean = self.workload.mean_completion_tokens or 1
         return self._seconds(rows, self.workload.prompt_tokens, mean) / mean
 
     def _seconds(self, rows: int, prompt_tokens: int, answer_tokens: int) -> float:
-        """Of one engine, which decodes with weights of its own."""
+        """Return the sampling seconds of one engine with its own weights."""
         alone = replace(
             self.workload, ranks=1, samplers=None, sharding="none", engine="copy", prompt_tokens=prompt_tokens
         )

@@ -1,9 +1,9 @@
-"""How much goes through a GPU at once where the config says `auto`: the largest that its memory surely has room for.
+"""Chooses batch sizes for a GPU if the config says `auto`: the largest that surely fit in memory.
 
-Larger micro-batches cast trained weights less often and fill the card; more rows that are decoded together read each
-weight for more tokens. Neither changes a result beyond the order of sums. Room is sure where the estimate, with its
-error added, is below what is free. The rehearsal before the first step tries the micro-batch, and halves it if memory
-ends all the same (train/memory.py). On a CPU nothing is chosen: smaller parts stay in its caches.
+Larger micro-batches cast trained weights less often and use the GPU better. More rows decoded together read each weight
+for more tokens. Neither changes a result, except for the order of sums. A size surely fits if the estimate, with its
+error added, is below the free memory. The rehearsal before the first step tries the micro-batch, and halves it if
+memory runs out anyway (train/memory.py). On a CPU nothing is chosen, because smaller parts stay in its caches.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 TOKENS = (32_768, 16_384, 8192, 4096, 2048, 1024, 512, 256)
-"""Tokens of a micro-batch. Beyond this, products are no faster, and a step has few micro-batches to spread."""
+"""Candidate sizes of a micro-batch, in tokens. Larger ones make products no faster, and leave few to distribute."""
 ROWS = (512, 256, 128, 64)
-"""That are decoded together."""
+"""Candidate numbers of rows decoded together."""
 Fits = Callable[[Workload], bool]
-"""Surely."""
+"""A function that tells whether a workload surely fits."""
 
 
 def sized(workload: Workload, config: RunConfig, fits: Fits) -> Workload:
-    """The workload with numbers for what the config leaves open; where none fits, with those of a CPU."""
+    """Return the workload with the sizes that the config leaves open. If none fits, they are those of a CPU."""
     if workload.device == "cpu":
         return workload
     if config.train.tokens_per_microbatch == "auto":
@@ -39,7 +39,7 @@ def sized(workload: Workload, config: RunConfig, fits: Fits) -> Workload:
 
 
 def _up_to(needed: int, sizes: Sequence[int]) -> Sequence[int]:
-    """Those that are not twice as large as all there is.
+    """Return the sizes below twice the needed number, or the smallest size.
 
     >>> _up_to(100, (512, 256, 128, 64)), _up_to(3, (512, 256, 128, 64))
     ((128, 64), (64,))

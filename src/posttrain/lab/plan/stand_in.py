@@ -1,4 +1,4 @@
-"""The small run that a probe measures in place of the real one: its model, its rows and its config."""
+"""The small run that a probe measures instead of the real one: its model, rows and config."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from posttrain.train.rounding import loses_typical
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Of the step that stands for the real one: enough work for the device, and seconds for the user."""
+    """The size of the small step: enough work for the device, but only seconds for the user."""
 
     parameters: int
-    """At most."""
+    """Maximum number of parameters."""
     vocabulary: int
     prompt: int
-    """Tokens."""
+    """Length of a prompt, in tokens."""
     answer: int
     prompts: int
     """Prompts of a step."""
     group: int
     microbatch: int
-    """Tokens, at most."""
+    """Maximum number of tokens per micro-batch."""
 
     @property
     def rows(self) -> int:
-        """Prompts that there are, some of them held out: steps take others each time."""
+        """Number of prompts in the data, some of them held out. Each step uses different ones."""
         return 8 * self.prompts
 
 
@@ -56,7 +56,7 @@ def _microbatch(config: RunConfig, like: Size) -> int:
 
 
 def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunConfig:
-    """GRPO with the adapters, the checkpointing and the precision of the config, on random characters."""
+    """Return a GRPO config with the adapters, checkpointing and precision of `config`, on random characters."""
     like = SIZES[device.type]
     build_model(model_architecture(config.model.path), folder / "model", device)
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in _rows(like)))
@@ -78,7 +78,7 @@ def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunCo
             "sampling": {"group_size": like.group, "max_completion_length": like.answer},
             "train": {
                 "steps": 2,
-                "learning_rate": 1e-3,  # else `auto` would be float32, as two steps are short (rounding.py)
+                "learning_rate": 1e-3,  # otherwise `auto` would be float32, because two steps are short (rounding.py)
                 "prompts_per_step": like.prompts,
                 "tokens_per_microbatch": _microbatch(config, like),
                 "logprob_chunk_tokens": chunk,
@@ -95,12 +95,12 @@ def small_config(config: RunConfig, folder: Path, device: torch.device) -> RunCo
 
 def _rows(like: Size) -> Iterator[dict[str, str]]:
     draw = random.Random(0)
-    for _ in range(like.rows):  # a first token stands before each
+    for _ in range(like.rows):  # the tokenizer puts a first token before each
         yield {"prompt": "".join(draw.choice(string.ascii_lowercase) for _ in range(like.prompt - 1))}
 
 
 def build_model(like: Architecture, folder: Path, device: torch.device) -> None:
-    """A Llama of the same widths, with as many of its layers as there is room for, and random weights."""
+    """Save a Llama with the same widths and random weights, and with as many layers as the size allows."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tokenizer, most = build_tokenizer(), SIZES[device.type]
@@ -135,7 +135,7 @@ def build_model(like: Architecture, folder: Path, device: torch.device) -> None:
 
 
 def _mlp_width(like: Architecture) -> int:
-    """Of a mixture: what one token passes of it."""
+    """Return the width of the MLP. For a mixture, the width that one token passes."""
     _, block = like.blocks[-1]
     mixture = block.mixture
     return like.mlp_width if mixture is None else mixture.per_token * mixture.width

@@ -1,12 +1,12 @@
-"""Where a run is planned to run: hardware, what this machine has free, and what the config does not say about it.
+"""The target of a plan: hardware, free memory of this machine, and inputs that the config does not contain.
 
-What a probe has measured here is kept in the cache folder, one entry for each processor or GPU. An entry replaces the
-peaks of the table and the assumed shares; a file that cannot be read counts as none. measured.json has such entries of
-cards that `make bench-gpu` has run on: they hold for that kind of card wherever it is, until a probe has run there.
+The cache folder holds the measurements of probes, one entry per processor or GPU. An entry replaces the peaks of the
+table and the assumed shares. An unreadable file is ignored. measured.json has such entries for GPUs on which
+`make bench-gpu` has run. They apply to every GPU of that kind, until a probe has run on it.
 
-Of memory a run may use the least that any limit leaves. A container may have less than the machine, in a control group
-of either version; `ulimit -v` bounds a process. What the kernel would give back (file cache) counts as free. Swap is
-told apart: a run that needs it fits, and crawls.
+A run may use the least memory that any limit leaves. A container can have less than the machine, by a control group of
+either version; `ulimit -v` limits a process. Memory that the kernel would release (file cache) counts as free. Swap is
+separate: a run that needs it fits, but is very slow.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the wei
 
 @dataclass(frozen=True, kw_only=True)
 class Calibration:
-    """Measured on one machine, with random weights."""
+    """The measurements of one machine, with random weights."""
 
     machine: str
     date: str
     what: str
-    """What was run."""
+    """The measured model, in words."""
     float32: float
     """Operations per second of matrix products."""
     bfloat16: float | None
@@ -60,13 +60,13 @@ class Calibration:
     compute: float
     """Share of `float32` or `bfloat16` that training reached."""
     layer_call: float
-    """Seconds of a layer's forward pass that no work hides."""
+    """Minimum time of a layer's forward pass, in seconds."""
     memory: float
-    """Measured over predicted bytes, of what is not exactly known."""
+    """Ratio of measured to predicted bytes, for the parts that are not known exactly."""
 
 
 def apply_to(hardware: Hardware, found: Calibration) -> Hardware:
-    """The hardware as it was measured."""
+    """Return the hardware with its measured performance."""
     device = replace(hardware.device, float32=found.float32, bfloat16=found.bfloat16, bandwidth=found.bandwidth)
     shares = replace(
         hardware.efficiency,
@@ -79,7 +79,7 @@ def apply_to(hardware: Hardware, found: Calibration) -> Hardware:
 
 
 def corrected(memory: MemoryPlan, factor: float) -> int:
-    """Bytes of the largest phase on the devices that train, what is not exactly known times `factor`."""
+    """Return the peak bytes on training devices, with the parts that are not known exactly multiplied by `factor`."""
 
     def of(phase: Phase) -> float:
         return sum(part.bytes * (1 if part.what in EXACT else factor) for part in phase.parts)
@@ -88,18 +88,18 @@ def corrected(memory: MemoryPlan, factor: float) -> int:
 
 
 def saved(machine: str) -> Calibration | None:
-    """Its earlier measurements, or else those of another device of that name."""
+    """Return earlier measurements of this machine, otherwise those of another device with the same name, if any."""
     return _entries(_file()).get(machine) or _entries(MEASURED).get(machine)
 
 
 def as_measured(hardware: Hardware) -> Hardware:
-    """Devices of the table as one of that kind was measured, where one was."""
+    """Apply the measurements of a device of the same kind, if there are any."""
     kind = [found for name, found in _entries(MEASURED).items() if known_device(name) == hardware.device]
     return apply_to(hardware, kind[0]) if kind else hardware
 
 
 def save(found: Calibration) -> Path:
-    """Keep it, in place of an older one of the same machine; returns the file."""
+    """Save the measurements, replacing older ones of the same machine, and return the file."""
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True)
     kept = {name: asdict(one) for name, one in _entries(file).items()}
@@ -112,7 +112,7 @@ def _file() -> Path:
 
 
 def _entries(file: Path) -> Mapping[str, Calibration]:
-    """By machine; those of another version are left out."""
+    """Read the measurements by machine. Entries of another version are skipped."""
     try:
         told = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -126,7 +126,7 @@ def _entries(file: Path) -> Mapping[str, Calibration]:
 
 @functools.cache
 def processor() -> str:
-    """This processor by its name, what it can do, and how many cores a run may use."""
+    """Return the name of this processor, with a hash of its instructions and the number of usable cores."""
     told = processor_facts()
     flags = hashlib.sha256(told.get("flags", "").encode()).hexdigest()[:8]
     name = told.get("model name") or platform.processor() or platform.machine()
@@ -143,11 +143,11 @@ class Available:
     memory: int
     swap: int
     limit: str
-    """What bounds the memory."""
+    """The limit that bounds the memory, in words."""
 
 
 def available_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> Available:
-    """Available main memory: the least of what the machine, its control groups and the limit of this process leave."""
+    """Return the available main memory: the least that machine, control groups and process limit leave."""
     free = psutil.virtual_memory().available
     limits = [(free, "what the machine has free")]
     limits += [(left, "the limit of the control group") for left in memory_left(groups, own)]
@@ -159,20 +159,20 @@ def available_memory(groups: Path = CONTROL_GROUPS, own: Path = OWN_GROUPS) -> A
 
 
 def free_disk(folder: Path) -> int:
-    """Bytes that are free where this folder is, or would be made."""
+    """Return the free bytes on the disk of this folder, which need not exist yet."""
     place = next(place for place in (folder.absolute(), *folder.absolute().parents) if place.exists())
     return shutil.disk_usage(place).free
 
 
 def this_machine(device: str = "auto") -> Hardware:
-    """The device that a run with `model.device` would use here: the first GPU that the driver reports, else the
-    processor."""
+    """Return the device that a run with `model.device` would use here: the first GPU that the driver reports,
+    otherwise the processor."""
     gpus = [] if device == "cpu" else _reported_gpus()
     return gpu_here(*gpus[0]) if gpus else processor_here()
 
 
 def processor_here() -> Hardware:
-    """As a probe has measured it, else as a few milliseconds show it to be."""
+    """Return this processor, with the measurements of a probe or of a few milliseconds."""
     free, found = available_memory(), saved(processor())
     rates = None if found is None else (found.float32, found.bandwidth)
     hardware = replace(this_processor(free.memory, rates), swap=free.swap)
@@ -180,79 +180,79 @@ def processor_here() -> Hardware:
 
 
 def gpu_here(name: str, total: int, free: int) -> Hardware:
-    """As a probe has measured it, else as the table has it."""
+    """Return this machine's GPU, with the measurements of a probe or the values of the table."""
     hardware, found = this_gpu(name, total, free), saved(name)
     return hardware if found is None else apply_to(hardware, found)
 
 
 def _reported_gpus() -> list[tuple[str, int, int]]:
-    """(name, bytes, free bytes) of each GPU as nvidia-smi has it: asking torch would take seconds."""
+    """Return (name, bytes, free bytes) of each GPU from nvidia-smi, because importing torch takes seconds."""
     command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
     try:
         told = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
         rows = [line.rsplit(", ", 2) for line in told.splitlines()]
         return [(name, int(total) * 2**20, int(free) * 2**20) for name, total, free in rows]
-    except (OSError, subprocess.SubprocessError, ValueError):  # no driver, or none that answers
+    except (OSError, subprocess.SubprocessError, ValueError):  # no driver, or no valid answer from it
         return []
 
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """Where and how a run is planned to run, beside its config."""
+    """The inputs of a plan other than the config: hardware, and how the run uses it."""
 
     hardware: Hardware
     cards: int = 1
-    """GPUs that the run sees."""
+    """Number of GPUs that the run sees."""
     engine: Engine | None = None
-    """None: as the config has it."""
+    """None means the config's."""
     engine_ranks: int = 1
     engine_tensor: int | None = None
-    """Devices of one engine; None: all of them, up to those of one machine."""
+    """Devices per engine. None means all engine devices, up to those of one machine."""
     sharding: Sharding | None = None
-    """None: as the run does it, by `train.shard` (train/sizes.py)."""
+    """None means the run's, by `train.shard` (train/sizes.py)."""
     tensor: int | None = None
-    """Devices that divide matrices; None: as `train.tensor` says."""
+    """Devices that divide matrices. None means `train.tensor`."""
     network: float | None = None
-    """GB/s from each device to other machines; None: the table's."""
+    """GB/s from each device to other machines. None means the table's value."""
     mean_completion_tokens: int | None = None
     prompt_tokens: int | None = None
     mean_turns: float | None = None
     """Mean turns of a trajectory."""
     given_tokens: int | None = None
-    """Tokens of a reply from tools or an environment, on average."""
+    """Mean tokens of a reply from tools or an environment."""
     call_seconds: float | None = None
-    """Until it is there."""
+    """Time of a reply, in seconds."""
     price: float | None = None
-    """Dollars per device and hour; None: the table's range."""
+    """Dollars per device and hour. None means the table's range."""
     length_spread: float | None = None
-    """Sigma of the lengths of answers, which are taken to be log-normal."""
+    """Sigma of the lengths of answers, which are assumed to be log-normal."""
     main_memory: float | None = None
-    """GiB that a machine has free beside its devices; None: what this one has, and of others nothing is known."""
+    """Free main memory of a machine, in GiB. None means that of this machine; for other machines it is unknown."""
     lengths: RowLengths | None = None
     """Row lengths of the data, if it is on this machine."""
 
     @property
     def answering(self) -> Answering:
-        """What is said of tools and environments."""
+        """The inputs about tools and environments."""
         return Answering(self.given_tokens, self.call_seconds or 0.0, self.mean_turns, self.mean_completion_tokens)
 
     @property
     def main_memory_bytes(self) -> int | None:
-        """None where nobody knows."""
+        """Free main memory of a machine, in bytes. None if unknown."""
         if self.main_memory is not None:
             return int(self.main_memory * 2**30)
         return available_memory().memory if self.here else None
 
     @property
     def here(self) -> bool:
-        """This machine, whose free memory and disk count."""
+        """Is the target this machine? Its free memory and disk then count."""
         return self.hardware.free_memory is not None
 
 
 def over_ranks(hardware: Hardware, cards: int, config: RunConfig) -> Hardware:
-    """As many of these GPUs as the run trains on: those of the job that this process belongs to, else `train.devices`.
+    """Set the number of GPUs that the run trains on: those of this process's job, otherwise `train.devices`.
 
-    Ranks on a CPU share its memory, and are for trials: they are planned as one.
+    Ranks on a CPU share its memory and are only for trials, so they are planned as one.
     """
     if hardware.device.key == "cpu":
         return hardware
@@ -264,7 +264,7 @@ def over_ranks(hardware: Hardware, cards: int, config: RunConfig) -> Hardware:
 
 
 def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
-    """`gpus` by name; this machine without a name."""
+    """Return the target for the named `gpus`, or for this machine if None."""
     if gpus is None:
         cards = visible_count(len(_reported_gpus()))
         hardware = over_ranks(this_machine(config.model.device), cards, config)
@@ -274,7 +274,7 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths")]
     if unknown := how.keys() - set(known):
         raise ConfigError(
-            given=f"a plan knows no {min(unknown)!r}",
+            given=f"{min(unknown)!r} is not an input of a plan",
             allowed=f"gpus, {', '.join(known)}",
             fix="Settings of the config go into overrides: {'train.steps': 50}.",
         )
@@ -286,11 +286,11 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
 
 
 OF_TURNS = ("mean_turns", "given_tokens", "call_seconds")
-"""What says more about trajectories of several turns."""
+"""Inputs that apply only to trajectories with several turns."""
 
 
 def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
-    """Raise ConfigError for numbers that no run can have."""
+    """Raise ConfigError for impossible numbers."""
     sampling = config.sampling
     within = {
         "engine_ranks": ("--engine-gpus", 1, inf),
@@ -308,9 +308,9 @@ def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
     }
     if not config.has_turns and (alone := next((name for name in OF_TURNS if name in given), None)):
         raise ConfigError(
-            given=f"{within[alone][0]} of a run whose answers have a single turn",
-            allowed="that of a run with tools, an environment or an agent",
-            fix="Leave it out, or add tools: [...] or environment: ... to the configuration (docs/environments.md).",
+            given=f"{within[alone][0]} for a run whose answers have a single turn",
+            allowed="a run with tools, an environment or an agent",
+            fix="Omit it, or add tools: [...] or environment: ... to the configuration (docs/environments.md).",
         )
     bounds = {"--mean-completion-length": "sampling.max_completion_length", "--mean-turns": "sampling.max_turns"}
     for name, (option, least, most) in within.items():
@@ -319,5 +319,5 @@ def _check_target(config: RunConfig, given: Mapping[str, Any]) -> None:
             raise ConfigError(
                 given=f"{name} = {given[name]} ({option})",
                 allowed=f"{least}{until}",
-                fix=f"For example {option} {max(1, least) if most == inf else max(1, most // 2)}.",
+                fix=f"For example, use {option} {max(1, least) if most == inf else max(1, most // 2)}.",
             )

@@ -1,11 +1,11 @@
-"""The time of a step and of a run: the work of each phase for a workload, in seconds on given hardware.
+"""The time of a step and of a run: the work of each phase of a workload, in seconds on given hardware.
 
-Phases follow one another, as in the loop: generate, score, train, publish. Not counted are reward functions of your
-own, judges, reading data and writing checkpoints. The prompts of a step are dealt out among the devices that train, and
-a phase takes as long as the device with most of them: one without a prompt waits. Of several ranks of a run the first
-samples alone, unless engines do.
+Phases follow one another, as in the loop: generate, score, train, publish. Your own reward functions, judges, reading
+data and writing checkpoints are not counted. The training devices divide the prompts of a step. A phase takes as long
+as the device with the most prompts; devices without a prompt wait. If a run has several ranks, only the first samples,
+unless engines do.
 
-What devices that work together tell each other, and which of it they wait for, says traffic.py.
+traffic.py describes the communication between devices, and the part that they wait for.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WAITS = "waiting for tools and environments"
 
 @dataclass(frozen=True, kw_only=True)
 class TimedWork:
-    """One thing that a step does, and how long it takes."""
+    """A part of a step and its time."""
 
     phase: PhaseName
     what: str
@@ -38,14 +38,14 @@ class TimedWork:
     """The work of all devices."""
     seconds: float
     waiting: float = 0.0
-    """The seconds in which devices wait for each other's messages."""
+    """Seconds in which devices wait for each other's messages."""
     messages: tuple[Collective, ...] = ()
     """The messages of one device."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepCost:
-    """Everything that a step does, in its order."""
+    """All parts of a step, in order."""
 
     parts: tuple[TimedWork, ...]
 
@@ -62,7 +62,7 @@ class StepCost:
         return sum(part.seconds for part in self.parts if part.phase == phase)
 
     def messages(self, phase: str) -> tuple[Collective, ...]:
-        """Between the devices of a phase, as one of them has them."""
+        """Return the messages of one device in a phase."""
         return tuple(one for part in self.parts if part.phase == phase for one in part.messages)
 
     def waiting(self, phase: str) -> float:
@@ -71,7 +71,7 @@ class StepCost:
 
 
 def step_of(workload: Workload, *, longest: bool = True) -> Step:
-    """The arithmetic of a step; `longest`: with every answer as long as it may be, else as long as the mean."""
+    """Return the arithmetic of a step. Answers have the maximum length with `longest`, otherwise the mean length."""
     w = workload
     answer, prompt, drawn = w.completion_tokens, w.prompt_tokens, w.scored_tokens
     if not longest:
@@ -93,7 +93,7 @@ def step_of(workload: Workload, *, longest: bool = True) -> Step:
 
 
 def cost_of_step(workload: Workload, hardware: Hardware) -> StepCost:
-    """The work of one step with answers of the mean length, and the seconds of the devices that have most of it."""
+    """Return the work of a step with answers of the mean length, and the seconds of the busiest devices."""
     step = step_of(workload, longest=False)
     own = _share_of(step, data_group(workload).ranks)
     parts = [*_generate(workload, step), *_score(workload, own), *_train(workload, own)]
@@ -105,15 +105,15 @@ def cost_of_step(workload: Workload, hardware: Hardware) -> StepCost:
 
 
 def useful_devices(workload: Workload) -> int:
-    """As many as would take no longer than all that train together: the fewest of which none has more prompts (or given
-    rows) than the one with most of them has now; all rows of a prompt go to one."""
+    """Return the smallest number of devices that would be as fast as all training devices: none has more prompts (or
+    given rows) than the busiest one has now. All rows of a prompt go to one device."""
     prompts = workload.prompts_per_step
     return workload.tensor * -(-prompts // _share_of(step_of(workload), data_group(workload).ranks).prompts)
 
 
 def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, samples: int, tokens: int) -> float:
-    """Seconds of one held-out evaluation: a greedy answer and so many samples of each prompt, or a pass over given
-    rows."""
+    """Return the seconds of a held-out evaluation: a greedy answer and `samples` samples per prompt, or a pass over
+    given rows."""
     if workload.data_kind == "prompts":
         work = drawing_work(workload, prompts=prompts, per_prompt=1 + samples, answer_tokens=tokens)
         waits = _waits(workload, prompts, 1 + samples)
@@ -123,8 +123,8 @@ def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, 
 
 
 def drawing_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int, longest: int = 0) -> Work:
-    """As `sampling_work`, turn by turn where a completion has several: whoever comes back is computed from its first
-    token again. `answer_tokens` and `longest` are those of a turn then."""
+    """Return the work of sampling, turn by turn if a completion has several. A returning trajectory is computed again
+    from its first token. With turns, `answer_tokens` and `longest` are per turn."""
     if workload.turns is None:
         return sampling_work(
             workload, prompts=prompts, per_prompt=per_prompt, answer_tokens=answer_tokens, longest=longest
@@ -133,14 +133,14 @@ def drawing_work(workload: Workload, *, prompts: int, per_prompt: int, answer_to
     work = Work()
     for one in requests(turns, workload.completion_tokens):
         behind = replace(workload, turns=None, prompt_tokens=workload.prompt_tokens + one.before)
-        # their prompt is all that a group has in common
+        # rows of a group share only their prompt
         who = (prompts, per_prompt) if not one.before else (max(1, round(prompts * per_prompt * one.share)), 1)
         work += sampling_work(behind, prompts=who[0], per_prompt=who[1], answer_tokens=one.tokens, longest=longest)
     return work
 
 
 def _waits(workload: Workload, prompts: int, per_prompt: int) -> float:
-    """Seconds for tools and environments."""
+    """Return the seconds of waiting for tools and environments."""
     counted = is_counted(workload)
     return waiting_seconds(workload.turns, prompts * per_prompt, workload.max_batch_rows, counted=counted)
 
@@ -150,9 +150,9 @@ def _sampled_per_prompt(workload: Workload, step: Step) -> int:
 
 
 def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int, longest: int = 0) -> Work:
-    """Answers to these prompts, of one device that samples: the first rank, or each engine its prompts, or of those
-    that train each group; devices of a group or of a separate engine divide its matrices. `longest`: tokens of the
-    longest answer, where `answer_tokens` are a mean."""
+    """Return the sampling work of one device for its share of the prompts. The sampler is the first rank, an engine, or
+    a group of training devices. Devices of a group or of a separate engine divide matrices. `longest`: tokens of the
+    longest answer, if `answer_tokens` is a mean."""
     w, apart = workload, workload.engine == "separate"
     whole = apart or w.samplers is not None
     own = -(-prompts // samplers(w))
@@ -178,11 +178,11 @@ def sampling_work(workload: Workload, *, prompts: int, per_prompt: int, answer_t
 
 
 _Named = tuple[PhaseName, str, Work]
-"""Of one device."""
+"""(phase, name, work of one device)."""
 
 
 def _timed(workload: Workload, hardware: Hardware, loads: float, phase: PhaseName, what: str, one: Work) -> TimedWork:
-    """`loads`: how many devices the work would fill, each with as much as the busiest one has."""
+    """Return the timed work. `loads` is the number of devices that the work would fill, each as busy as the busiest."""
     devices = loads * workload.tensor
     if phase == "generate" and workload.engine == "separate":
         devices = workload.engine_ranks
@@ -195,7 +195,7 @@ def _timed(workload: Workload, hardware: Hardware, loads: float, phase: PhaseNam
 
 
 def _share_of(step: Step, devices: int) -> Step:
-    """What the device with most prompts has of a step."""
+    """Return the share of a step on the device with the most prompts."""
     return replace(step, prompts=-(-step.prompts // devices))
 
 
@@ -214,12 +214,12 @@ def _generate(workload: Workload, step: Step) -> Iterator[_Named]:
 
 
 def _narrow_base(workload: Workload) -> bool:
-    """Whether the matrices of the policy lie in the precision of products: frozen ones under adapters on a GPU."""
+    """Are the policy's matrices stored in the precision of products? Frozen ones under adapters on a GPU are."""
     return workload.lora is not None and holds_base(workload.device)
 
 
 def _scored(workload: Workload, model: Architecture, step: Step, *, narrow: bool = False, **how: Any) -> Work:
-    """`narrow` as in `roles.layer_bytes`."""
+    """Return the work of a scoring pass. `narrow` is as in `roles.layer_bytes`."""
     part = part_of(model, workload.tensor)
     work = cost.scoring(part, step, workload.precision, **how)
     return work + Work(messages=traffic.of_scoring(workload, model, step, narrow=narrow))
@@ -266,7 +266,7 @@ def _train(workload: Workload, step: Step) -> Iterator[_Named]:
 
 
 def _trained(workload: Workload) -> Iterator[tuple[str, Architecture, Trained]]:
-    """The models that have an update of their own; a critic that shares the policy's weights has next to none."""
+    """Yield the models with their own update. A critic that shares the policy's weights needs almost none."""
     w, policy, adapters = workload, workload.architecture, _adapter_parameters(workload)
     ranks = shard_group(w).ranks
     how = Trained(

@@ -1,23 +1,23 @@
-"""The traffic between the ranks of a run in a step, and the part of it that they wait for.
+"""The communication between the ranks of a run in a step, and the part that they wait for.
 
-With the weights divided (FSDP2, arXiv:2304.11277), of L layers, each micro-batch has, per rank:
+With sharded weights (FSDP2, arXiv:2304.11277), each micro-batch has, per rank:
 
-    forward     all-gather of the root (embeddings and head) and of each layer, as they lie (models/footprint.py)
+    forward     all-gather of the root (embeddings and head) and of each layer, as stored (models/footprint.py)
     backward    all-gather of each layer again; reduce-scatter of the gradient of each layer and of the root, in float32
-                unless `reduced` says less
-    hybrid      the same inside a machine, then all-reduce of each sum among the machines
+                unless `reduced` sets a lower precision
+    hybrid      the same inside a machine, then all-reduce of each sum between the machines
 
-A pass without gradient has its forward part, a pass of the sampler too. The next layer is gathered, and the gradient of
-the last one summed, while a layer computes. Nobody can compute before the root and the first layer are there, nor take
-an optimizer step before the gradients of the first layer and the root are summed: those are waited for.
+A pass without gradient, and a pass of the sampler, has only the forward part. While a layer computes, the next layer is
+gathered, and the gradient of the previous one summed. Ranks wait for the root and the first layer before they can
+compute, and for the summed gradients of the first layer and the root before the optimizer step.
 
-With gradients divided (ZeRO's second stage, arXiv:1910.02054) each backward pass scatters them meanwhile, and the
-updated weights are gathered and waited for. With moments divided, or nothing, gradients are summed once per update and
-waited for.
+With sharded gradients (ZeRO's stage 2, arXiv:1910.02054), each backward pass scatters them while it computes, and ranks
+wait for the gathered updated weights. With sharded moments, or without sharding, gradients are summed once per update,
+and ranks wait for that.
 
-With matrices divided (arXiv:1909.08053) the outputs of attention and of the MLP of each layer are summed, in a forward
-pass, and again where a layer is recomputed; the gradients of their inputs in a backward pass. The next operation needs
-each of these sums: all are waited for. Embedding and head are gathered from neighbours for a pass, as from others.
+With divided matrices (arXiv:1909.08053), the outputs of attention and MLP of each layer are summed in a forward pass,
+and again if a layer is recomputed. A backward pass sums the gradients of their inputs. The next operation needs each
+sum, so ranks wait for all. Embedding and head are gathered from neighbours for a pass, as from other ranks.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ Messages = tuple[Collective, ...]
 
 
 def of_scoring(workload: Workload, model: Architecture, step: Step, *, narrow: bool) -> Messages:
-    """Of a pass without gradient over all rows of one rank; `narrow` as in `roles.layer_bytes`."""
+    """Return the messages of a pass without gradient over one rank's rows. `narrow` is as in `roles.layer_bytes`."""
     w, passes = workload, step.microbatches
     sums = sums_of_layers(w, model, step.computed_tokens, passes, tensor_group(w))
     return (*gathering(w, part_of(model, w.tensor), passes, narrow=narrow), *sums)
 
 
 def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: int, frozen: bool) -> Messages:
-    """Of all updates of a step; `trained` parameters of this rank's part get a gradient: those of adapters where the
-    model is `frozen`, else all but perhaps its head."""
+    """Return the messages of all updates of a step. `trained` is the number of parameters with a gradient in this
+    rank's part: those of adapters if the model is `frozen`, otherwise all, perhaps without the head."""
     w, part, passes = workload, part_of(model, workload.tensor), step.epochs * step.microbatches
     found = list[Collective]()
     if w.sharding in ("full", "hybrid"):
         narrow = frozen and holds_base(w.device)
         found += gathering(w, part, passes, narrow=narrow)
-        found += _of_layers(w, part, passes, narrow=narrow)  # for backward passes; the root is still there
+        found += _of_layers(w, part, passes, narrow=narrow)  # for backward passes; the root is still gathered
         found += (_scattered_adapters if frozen else _scattered)(w, part, passes, trained)
     elif w.sharding == "gradients":
         group, each = data_group(w), MASTER * trained / part.layers
@@ -65,7 +65,7 @@ def of_updates(workload: Workload, model: Architecture, step: Step, *, trained: 
 
 
 def gathering(workload: Workload, part: Architecture, passes: float, *, narrow: bool) -> Messages:
-    """Divided weights come together for so many forward passes."""
+    """Return the messages to gather sharded weights for `passes` forward passes."""
     if workload.sharding not in ("full", "hybrid"):
         return ()
     root = root_bytes(workload, part)
@@ -86,15 +86,15 @@ def sums_of_layers(
     rounds: int = 1,
     embedded: bool = False,
 ) -> Messages:
-    """Of divided matrices, over so many tokens in so many passes: two outputs of each layer, `rounds` times. With
-    `embedded` the embedded tokens, too, as where an engine divides the vocabulary."""
+    """Return the sums for divided matrices, over `tokens` in `passes`: two outputs of each layer, `rounds` times. With
+    `embedded`, also the embedded tokens, for an engine that divides the vocabulary."""
     layers = _sum(workload, model, tokens, passes, group)
     return tuple(one * (2 * rounds * model.layers + embedded) for one in layers)
 
 
 def of_publishing(workload: Workload, model: Architecture) -> Messages:
-    """The trained weights on their way to the sampler: gathered as they lie where they are divided, or sent to its
-    devices in the precision in which it decodes."""
+    """Return the messages that publish the weights to the sampler: sharded ones are gathered as stored, or all are sent
+    to the engine's devices in its decoding precision."""
     w = workload
     if w.engine == "separate":
         engine = engine_group(w)
@@ -114,7 +114,7 @@ def _of_layers(workload: Workload, part: Architecture, passes: float, *, narrow:
 
 
 def _scattered(workload: Workload, part: Architecture, passes: float, trained: int) -> Iterator[Collective]:
-    """Sums of gradients, each rank's part of them, and with hybrid sharding the sums of these over machines."""
+    """Yield the sums of gradients over ranks, and with hybrid sharding the sums of shards over groups."""
     each, group, others = BYTES[workload.reduced], shard_group(workload), copies(workload)
     root = max(0, trained - part.layers * layer_parameters(part))
     for parameters, times, hidden in (
@@ -133,7 +133,7 @@ def _scattered_adapters(workload: Workload, part: Architecture, passes: float, t
 
 
 def _sum(workload: Workload, model: Architecture, tokens: float, passes: float, group: Group) -> Messages:
-    """Of one hidden state per token."""
+    """Return the sum of one hidden state per token."""
     if not passes:
         return ()
     return told("all-reduce", tokens / passes * model.hidden * BYTES[workload.precision], group, passes)

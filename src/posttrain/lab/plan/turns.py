@@ -1,12 +1,12 @@
-"""Completions of several turns: each is a request behind all that came before it, and between them others answer.
+"""Completions of several turns: each turn is a request after all earlier tokens, with replies in between.
 
-    before turn k     k (drawn + given) tokens behind the prompt, k from 0
-    waiting           rows x answers x seconds of one / trajectories that wait side by side
+    before turn k     k (sampled + given) tokens after the prompt, k from 0
+    waiting           rows x replies x seconds of a reply / trajectories that wait in parallel
 
-How long a trajectory may become says the configuration (`RunConfig.longest_completion`), to the trainer as well. Who
-comes back when says episodes/episodes.py: as soon as it is ready, so that all may wait side by side; where that is
-counted, half of the open trajectories wait while the others are drawn. Drawing hides some of the waiting, and the last
-trajectories wait with fewer beside them; neither is planned.
+`RunConfig.longest_completion` limits the length of a trajectory, also for the trainer. episodes/episodes.py decides
+when a trajectory returns: usually as soon as it is ready, so that all can wait in parallel. If a count decides, half
+of the open trajectories wait while the others are sampled. Sampling hides some of the waiting, and the last
+trajectories wait with fewer in parallel; the plan ignores both.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from posttrain.lab.plan.records import Turns, Workload
 from posttrain.models.footprint import COPIED_WEIGHTS, LANES
 
 OPEN = 2
-"""Times as many trajectories are open as rows are drawn (episodes/episodes.py)."""
+"""Ratio of open trajectories to rows sampled together (episodes/episodes.py)."""
 
 
 class Answering(NamedTuple):
-    """The facts about tools and environments that a plan is given beside the configuration."""
+    """Inputs of a plan about tools and environments that the configuration does not contain."""
 
     given_tokens: int | None = None
-    """Tokens of a reply, on average."""
+    """Mean tokens of a reply."""
     call_seconds: float = 0.0
-    """Until it is there."""
+    """Time of a reply, in seconds."""
     mean_turns: float | None = None
     mean_tokens: int | None = None
     """Mean tokens of a turn."""
@@ -41,8 +41,8 @@ UNTOLD = Answering()
 
 
 def turns_of(config: RunConfig, answering: Answering) -> Turns | None:
-    """None where each answer has one turn. Where nobody says how long answers of tools are, they fill what
-    `max_trajectory_length` leaves, if anything."""
+    """Return the turns of a run. None if each answer has one turn. If the length of replies is not given, they are
+    assumed to fill what `max_trajectory_length` leaves, if anything."""
     if not config.has_turns:
         return None
     sampling = config.sampling
@@ -62,23 +62,23 @@ def turns_of(config: RunConfig, answering: Answering) -> Turns | None:
 
 
 def longest_trajectory(config: RunConfig, turns: Turns) -> int:
-    """Tokens behind a prompt: what the trainer tries at its start, and what was said to stand between."""
+    """Return the maximum tokens after a prompt: the trainer's limit, or the turns with their replies, if longer."""
     most = config.longest_completion
     return most if config.sampling.max_trajectory_length is not None else max(most, turns.whole)
 
 
 class Request(NamedTuple):
-    """A turn that is drawn."""
+    """A request to sample one turn."""
 
     before: int
-    """Tokens between the prompt and it."""
+    """Tokens between the prompt and this turn."""
     tokens: int
     share: float
-    """The share of trajectories that come so far."""
+    """Share of trajectories that reach this turn."""
 
 
 def requests(turns: Turns, room: int) -> Iterator[Request]:
-    """Turns of the mean length, as many as there are on average, within `room` tokens.
+    """Yield turns of the mean length, up to the mean number of turns, within `room` tokens.
 
     >>> list(requests(Turns(number=3, tokens=8, given=4, mean_number=1.5, mean_tokens=8), 100))
     [Request(before=0, tokens=8, share=1.0), Request(before=12, tokens=8, share=0.5)]
@@ -91,10 +91,10 @@ def requests(turns: Turns, room: int) -> Iterator[Request]:
 
 
 def first_and_last(workload: Workload) -> tuple[Workload, ...]:
-    """Steps in which the first turns are drawn, and the last ones: of each the prompts are what stands before it.
+    """Return the workloads of sampling first turns and last turns. Their prompts are all tokens before the turn.
 
-    Rows of a group begin alike, and go apart with what they draw. Who waits is not drawn: where that is counted, it is
-    one half, but for one row.
+    Rows of a group share their prompt and then diverge. Waiting trajectories are not sampled: if a count decides, half
+    of them wait, less one row.
     """
     turns = workload.turns
     if turns is None:
@@ -110,8 +110,8 @@ def first_and_last(workload: Workload) -> tuple[Workload, ...]:
 
 
 def is_counted(workload: Workload) -> bool:
-    """Does the sampler count who comes back? That of a CPU does where a row might get other bits beside other rows:
-    where its products are not all those of compiled kernels, which are taken for granted."""
+    """Does a count decide which trajectory returns to the batch? On a CPU it does if the other rows might change a
+    row's bits: if not all products run in compiled kernels, which are assumed to be available."""
     a = workload.architecture
     if workload.device != "cpu" or workload.engine == "separate":
         return False
@@ -123,9 +123,9 @@ def is_counted(workload: Workload) -> bool:
 
 
 def waiting_seconds(turns: Turns | None, rows: int, drawn_together: int, *, counted: bool) -> float:
-    """Seconds of waiting for tools and environments, in so many trajectories.
+    """Return the seconds of waiting for tools and environments, in `rows` trajectories.
 
-    64 trajectories of 5 turns and an environment of half a second, which all wait side by side, or 32 of them:
+    64 trajectories of 5 turns, with replies of half a second; all wait in parallel, or only 32 of them:
 
     >>> turns = Turns(number=5, tokens=8, seconds=0.5, last_is_answered=True)
     >>> waiting_seconds(turns, 64, 64, counted=False), waiting_seconds(turns, 64, 64, counted=True)

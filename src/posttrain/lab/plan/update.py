@@ -1,20 +1,20 @@
-"""The moments of an update at which most may be alive: where the backward pass begins, where it ends, and the step.
+"""The moments of an update at which memory may peak: the beginning and the end of the backward pass, and the step.
 
-The backward pass goes through the models in reverse: a critic of its own first, then the policy, of each the head, the
-layers from last to first, the embedding. Activations become fewer while gradients become more, evenly from layer to
-layer, so what is alive is largest at one of the ends. From the second micro-batch on all gradients are there already;
-on a CPU from the first gradient on, with which the memory of all is taken (train/optimizer.py).
+The backward pass goes through the models in reverse: first a separate critic, then the policy. In each it goes through
+the head, the layers from last to first, and the embedding. Activations shrink while gradients grow, evenly from layer
+to layer, so the peak is at one of the ends. From the second micro-batch on, all gradients already exist. On a CPU they
+exist from the first gradient on, which allocates all (train/optimizer.py).
 
-Of weights that are divided (FSDP2) there is beside their parts, with R the weights outside of layers and L one layer:
+Sharded weights (FSDP2) need these bytes in addition to the shards, with R the weights outside of layers and L a layer:
 
-    R + L     in the head: a layer is brought together ahead of its turn
-    2 R       where the backward pass begins: R was let go of after the forward pass, and comes together again; what has
-              arrived is copied to where it is used
-    R + 3 L   where the last layer is brought together: what arrives, its copy, and the layer before it, on its way
-    R + 2 L   in a layer, and while its gradient is summed over the ranks, beside two copies of that, the gradient as it
-              is and as it is sent
+    R + L     in the head: a layer is prefetched
+    2 R       at the beginning of the backward pass: R was freed after the forward pass and is gathered again, then
+              copied to its place of use
+    R + 3 L   when the last layer is gathered: the received data, their copy, and the prefetched previous layer
+    R + 2 L   in a layer, and while its gradient is summed over the ranks; the sum needs two more copies: the gradient
+              as computed and as sent
 
-Gradients of divided weights are summed layer by layer, so that of each only a part stays.
+Gradients of sharded weights are summed layer by layer, so that only a shard of each stays.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Trained:
     role: Role
     body: Pass
     head: Head | None
-    """None for a model without the head of a language model."""
+    """None for a model without a language-model head."""
     checkpointing: bool
 
     @property
@@ -54,34 +54,34 @@ class Trained:
 
     @property
     def cached_casts(self) -> int:
-        """While the pass lasts; without checkpointing they are among what is saved."""
+        """Bytes of cached casts during the pass. Without checkpointing, `saved` includes them."""
         return self.body.cached_casts if self.checkpointing else 0
 
     @property
     def last_layer(self) -> int:
-        """For a moment, in its backward pass: with checkpointing what it kept is made again."""
+        """Temporary bytes in the last layer's backward pass. With checkpointing, its saved tensors are recomputed."""
         again = self.body.saved_by(self.body.architecture.blocks[-1][1]) if self.checkpointing else 0
         return again + self.body.backward_moment
 
     @property
     def first_layer(self) -> int:
-        """The memory still in use when the backward pass reaches the first layer."""
+        """Bytes still in use when the backward pass reaches the first layer."""
         return self.body.around + self.body.saved_by(self.body.architecture.blocks[0][1]) + self.body.backward_moment
 
     @property
     def table(self) -> int:
-        """The gradient of a trained embedding, which is dense; of a head that is one, too."""
+        """Bytes of the dense gradient of a trained embedding, also of a tied one."""
         a = self.body.architecture
         return self._gradient * a.vocabulary * a.hidden if self.body.trained else 0
 
     @property
     def waiting(self) -> int:
-        """The gradient of a trained head from its own backward pass on; of a tied one until the embedding's joins."""
+        """Bytes of a trained head's gradient after its backward pass; if tied, until it joins the embedding's."""
         return self.head.weight_gradient * self._gradient // WIDE if self.head else 0
 
     @property
     def _gradient(self) -> int:
-        """Bytes of a number of it; of weights that come together already cast it is no wider than they are."""
+        """Bytes per number of a gradient. For weights gathered already cast, it has their precision."""
         return self.body.narrow if self.body.cast_before else WIDE
 
 
@@ -91,7 +91,7 @@ def training_moments(workload: Workload) -> Iterator[Moment]:
     passes, whole = trained_passes(workload, layout), gradients(workload)
     always = (records(workload),)
     in_block = workload.device == "cpu" and not divided
-    begun = number > 1 or (in_block and workload.critic == "shared")  # whose own weights come before the head
+    begun = number > 1 or (in_block and workload.critic == "shared")  # its own weights get gradients before the head
     ready: dict[Role, int] = {role: size if begun else 0 for role, size in whole.items()}
     for place in reversed(range(len(passes))):
         one, others = passes[place], [*_alive(passes[:place]), *always]
@@ -103,7 +103,7 @@ def training_moments(workload: Workload) -> Iterator[Moment]:
             ready[one.role] = whole[one.role]
         else:
             after: dict[Role, int] = {**ready, one.role: whole[one.role]}
-            collected = one.waiting if in_block or number > 1 else 0  # elsewhere it becomes the gradient itself
+            collected = one.waiting if in_block or number > 1 else 0  # otherwise it becomes the gradient itself
             yield from _in_layers(one, ready, after, collected, others)
             ready = after
     yield Moment(name="optimizer step", parts=(*_gradients(whole), *_of_a_step(workload), *always))
@@ -133,7 +133,7 @@ def _in_head(workload: Workload, one: Trained, ready: Mapping[Role, int], others
 def _in_layers(
     one: Trained, ready: Mapping[Role, int], after: Mapping[Role, int], collected: int, others: list[Part]
 ) -> Iterator[Moment]:
-    """`ready` are gradients that are there before the last layer, `after` those behind it."""
+    """Yield the moments of layers. `ready` are gradients before the last layer's backward pass, `after` those after."""
     activations = part(one.role, "activations", one.saved)
     inside = part(one.role, "temporaries", one.last_layer + one.waiting)
     yield Moment(
@@ -155,7 +155,7 @@ def _in_divided_layers(
     def moment(
         what: str, layers: str, *, gathered: int, kept: int, inside: int, summed: int = 0, done: int = 0
     ) -> Moment:
-        """`done`: bytes of this model's gradients that are divided already."""
+        """Return a moment. `done` are the bytes of this model's gradients that are already sharded."""
         return Moment(
             name=f"{what} of the {one.role}'s {layers}",
             parts=(
@@ -189,14 +189,14 @@ def _in_divided_layers(
 
 
 def _of_a_step(workload: Workload) -> Iterator[Part]:
-    """What it takes while it changes the largest tensor, which is an embedding, or of adapters small."""
+    """Yield the step's temporaries for the largest tensor, an embedding. With adapters they are too small to count."""
     if workload.optimizer_bits == 8 and workload.lora is None:
         numbers = workload.architecture.vocabulary * workload.architecture.hidden
         yield part("policy", "temporaries", EIGHT_BIT_TEMPORARIES[workload.device] * numbers)
 
 
 def trained_passes(workload: Workload, layout: Layout) -> list[Trained]:
-    """In the order in which they run forward; a shared critic reads the policy's hidden states."""
+    """Return the trained passes in forward order. A shared critic has none: it reads the policy's hidden states."""
     checkpointing = workload.gradient_checkpointing
     architecture, trained = workload.architecture, workload.lora is None
     policy = Trained(
@@ -213,7 +213,7 @@ def trained_passes(workload: Workload, layout: Layout) -> list[Trained]:
 
 
 def _alive(passes: list[Trained]) -> Iterator[Part]:
-    """Of models whose turn has not come."""
+    """Yield the saved tensors of models whose backward pass has not begun."""
     for one in passes:
         yield part(one.role, "activations", one.saved)
         if one.head is not None:

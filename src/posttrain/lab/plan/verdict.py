@@ -1,17 +1,17 @@
-"""Does it fit: bytes of memory and disk that are needed against bytes that are there.
+"""Does a run fit: compares needed bytes of memory and disk with available ones.
 
-Of memory the answer takes the error of the estimate into account:
+For memory, the answer accounts for the error of the estimate:
 
 yes        even if the estimate is too low by its stated error
-probably   as estimated, but not if it is too low by that much
-hardly     only if it is too high
-no         not even if it is too high by its stated error: a run is refused
+probably   by the estimate, but not if it is too low by that much
+hardly     only if the estimate is too high
+no         not even if the estimate is too high by its stated error: the run is refused
 
-On disk a run writes its checkpoints, of which some are kept, and every answer that it sampled.
+On disk, a run keeps some of its checkpoints, and every sampled answer.
 
     checkpoint = model (float32, adapters merged) + state (trained weights and two moments of each, critic included)
 
-A new checkpoint is whole before an old one goes, so for a moment there is one more than are kept.
+A new checkpoint is complete before an old one is deleted, so for a moment there is one more than are kept.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Answer = Literal["yes", "probably", "hardly", "no"]
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Memory of one device."""
+    """The verdict on the memory of one device."""
 
     needed: int
     available: int
     error: float
-    """Share by which the need may be off in either direction."""
+    """Relative error of the estimate, in either direction."""
     swap: int = 0
-    """The memory that a machine can page out: the run is slow, but it fits."""
+    """Bytes of swap. A run that needs it fits, but is very slow."""
 
     @property
     def answer(self) -> Answer:
@@ -50,12 +50,12 @@ class Verdict:
 
     @property
     def fits(self) -> bool:
-        """As estimated."""
+        """Does it fit, by the estimate?"""
         return self.needed <= self.available
 
     @property
     def surely(self) -> int:
-        """The most that an estimate may be for its answer to be yes."""
+        """The largest estimate with the answer yes."""
         return int(self.available / (1 + self.error))
 
     @property
@@ -63,7 +63,7 @@ class Verdict:
         return self.answer == "no"
 
     def sentence(self, devices: int = 1) -> str:
-        """`fits: yes, 71 of 80 GiB`"""
+        """Return the verdict as text: `fits: yes, 71 of 80 GiB`."""
         needed, available = size(self.needed), size(self.available)
         if needed.endswith("GiB") and available.endswith("GiB"):
             needed = needed.removesuffix(" GiB")
@@ -71,7 +71,7 @@ class Verdict:
 
 
 def size(number: float) -> str:
-    """Bytes for people.
+    """Format bytes for people.
 
     >>> [size(n) for n in (0, 3 * 2**20, 1.5 * 2**30, 71 * 2**30)]
     ['0 MiB', '3 MiB', '1.5 GiB', '71 GiB']
@@ -85,25 +85,25 @@ def size(number: float) -> str:
 
 
 ROLLOUT_BYTES = 16
-"""Bytes of a sampled token in rollouts/: text, id, log-probability and advantage, compressed."""
+"""Bytes per sampled token in rollouts/: text, id, log-probability and advantage, compressed."""
 WEIGHT = 4
-"""Bytes: checkpoints are exact."""
+"""Bytes per weight: checkpoints are float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskPlan:
-    """Bytes on disk."""
+    """The bytes that a run needs on disk."""
 
     model: int
     """Bytes of the model in one checkpoint."""
     state: int
     """Bytes of the state in one checkpoint."""
     checkpoints: int
-    """How many there are at once, at most."""
+    """Maximum number of checkpoints that exist at the same time."""
     rollouts: int
     """Bytes of the rollouts of all steps."""
     free: int | None = None
-    """Where the run folder would be; None for another machine."""
+    """Free bytes at the place of the run folder. None for another machine."""
 
     @property
     def checkpoint(self) -> int:
@@ -115,8 +115,7 @@ class DiskPlan:
 
     @property
     def first_save(self) -> int:
-        """The disk space that the run needs before its first step: room for a checkpoint, to prove that it can write
-        one."""
+        """Bytes that the run needs before its first step: a checkpoint, to prove that it can write one."""
         return self.checkpoint
 
     @property
@@ -125,7 +124,7 @@ class DiskPlan:
 
 
 def disk_of(workload: Workload, checkpoint: CheckpointConfig, *, folder: Path | None, step_tokens: int) -> DiskPlan:
-    """For a run in this folder; None: elsewhere. `step_tokens` are those of a step with the longest answers."""
+    """Return the disk plan for a run in this folder (None: elsewhere). `step_tokens` assume the longest answers."""
     policy = workload.architecture
     trained = policy.parameters if workload.lora is None else _adapters(workload)
     critic = {

@@ -1,4 +1,4 @@
-"""From a configuration to what a step of it has to hold and to compute."""
+"""Derives a workload from a configuration: everything that a step holds and computes."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ if TYPE_CHECKING:
 
 
 ASSUMED_PROMPT = 256
-"""Tokens of the longest prompt where neither the configuration nor the caller says."""
+"""Length of the longest prompt, in tokens, if neither the configuration nor the caller gives it."""
 ASSUMED_ROW = 512
-"""The same for rows of given data, prompt and answer together."""
+"""Length of the longest given row, prompt and answer together, if it is not given."""
 
 
 def assumed_compute(config: RunConfig, parameters: int, device: str, *, bfloat16: bool = True) -> Compute:
-    """What a run chooses mostly, which on a CPU is measured when it begins: bfloat16 where the device has it
-    (`bfloat16`). On a CPU only for models that are worth a measurement, which decode from a copy, and whose float32
-    products go through oneDNN; and only for runs whose updates bfloat16 does not lose."""
+    """Return the computation that a run usually chooses; on a CPU it measures at its start. The choice is bfloat16 if
+    the device has it (`bfloat16`). On a CPU this holds only for models large enough to measure, which decode from a
+    copy and compute float32 products with oneDNN, and only if bfloat16 does not lose the run's updates."""
     asked, on_cpu = config.model.precision, device == "cpu"
     measured = on_cpu and parameters >= SMALL
     chosen = bfloat16 and (not on_cpu or (measured and not loses_typical(config)))
@@ -52,11 +52,11 @@ def workload_of(
     answering: Answering = UNTOLD,
     **known: Any,
 ) -> Workload:
-    """What this configuration asks of one device, which has instructions for `bfloat16` or not; `answering` is what it
-    does not say of tools and environments, `known` are fields of `Workload` that the caller knows better.
+    """Return the workload of a configuration. `bfloat16`: the device has instructions for it. `answering`: inputs about
+    tools and environments. `known`: fields of `Workload` that the caller sets.
 
-    Lengths are those of the data where they are known, else the longest that the configuration admits; where it names
-    none, they are assumed. Raises as `read_architecture` does.
+    Lengths come from the data if known, otherwise from the limits of the configuration, otherwise they are assumed.
+    Raises the errors of `read_architecture`.
     """
     algorithm, train, sampling = config.algorithm.build(), config.train, config.sampling
     architecture = known.pop("architecture", None) or model_architecture(config.model.path)
@@ -105,12 +105,12 @@ def workload_of(
 
 
 def sampling_of_ranks(engines: int = 0) -> dict[str, Any]:
-    """Ranks hold parts of the policy: the first one has a copy to sample from, unless engines do (train/setup.py)."""
+    """Return who samples with several ranks: the first rank from a copy, or the engines (train/setup.py)."""
     return {"samplers": engines} if engines else {"samplers": 1, "engine": "copy"}
 
 
 def model_architecture(path: str) -> Architecture:
-    """As `read_architecture`, and of the built-in tiny models, which may not have been built yet."""
+    """Return the architecture as `read_architecture` does, also for built-in tiny models that are not built yet."""
     form, colon, name = path.partition(":")
     if not colon or form not in FORMS:
         return read_architecture(path)
@@ -121,7 +121,7 @@ def model_architecture(path: str) -> Architecture:
 def _lengths(
     config: RunConfig, architecture: Architecture, lengths: RowLengths | None, turns: Turns | None, *, online: bool
 ) -> tuple[int, int]:
-    """(prompt, completion) of the longest row."""
+    """Return (prompt tokens, completion tokens) of the longest row."""
     context = architecture.context or 2**31
     if lengths is not None and not online:
         row = min(lengths.prompt + lengths.completion, config.data.max_length or context, context)
@@ -129,7 +129,7 @@ def _lengths(
         return max(1, row - completion), completion
     if online:
         prompt = lengths.prompt if lengths is not None else config.data.max_prompt_length or ASSUMED_PROMPT
-        if turns is not None and lengths is not None:  # trajectories have what their prompt leaves of the context
+        if turns is not None and lengths is not None:  # a trajectory may fill the context after its prompt
             prompt = min(prompt, context - 1)
             return prompt, min(longest_trajectory(config, turns), context - prompt)
         longest = config.longest_completion if turns is None else longest_trajectory(config, turns)
@@ -140,14 +140,14 @@ def _lengths(
 
 
 def _mean_completion(longest: int, lengths: RowLengths | None, turns: Turns | None, *, online: bool) -> int | None:
-    """None: not known, or as the longest one."""
+    """Return the mean length of completions. None if it is unknown, or equal to the longest."""
     if turns is not None:
         return min(longest, turns.mean_whole)
     return None if lengths is None or online else min(longest, lengths.mean_completion)
 
 
 def _adapters(config: RunConfig) -> Adapters | None:
-    """Targets by the last part of their names, in the words of `Linear`."""
+    """Return the adapters of a run. Targets are the last parts of their names, as in `Linear.name`."""
     if config.lora is None:
         return None
     named = config.lora.target_modules
@@ -184,28 +184,28 @@ def _other_models(config: RunConfig, policy: Architecture, *, online: bool) -> d
 
 
 def _reward_models(config: RunConfig, policy: Architecture) -> Iterator[Architecture]:
-    """Those that score answers in this process; one that the run trains first is made from the policy's model."""
+    """Yield the reward models in this process. One that the run trains first has the policy's architecture."""
     for entry in config.rewards:
         if entry.model is not None:
             yield policy if entry.model == REWARD_MODEL else model_architecture(entry.model)
 
 
-# --- how long the rows of data on this machine are -------------------------------------------------------------------
+# --- lengths of the rows of data on this machine ---------------------------------------------------------------------
 
 
 MOST_ROWS = 500
-"""That are read: enough for lengths, and done in a second."""
+"""Maximum number of rows to read: enough for lengths, and read within a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RowLengths:
-    """In tokens. Of prompts that the model answers itself, the completion is not known, and 0."""
+    """Lengths of rows, in tokens. For prompts that the model answers, completion lengths are unknown, and 0."""
 
     rows: int
     whole: bool
-    """All rows of the data; else the first ones."""
+    """True if all rows of the data were read, otherwise the first ones."""
     heldout: int | None
-    """Rows that are held out; None where not all were read."""
+    """Number of held-out rows. None if not all rows were read."""
     prompt: int
     """Prompt tokens of the longest row, if it has the longest completion."""
     completion: int
@@ -223,13 +223,13 @@ class RowLengths:
 
 
 def row_lengths(config: RunConfig, context: int | None = None) -> RowLengths | None:
-    """None where data or tokenizer are not on this machine, or not as they should be: whoever trains says why."""
+    """Measure the row lengths. None if data or tokenizer are missing here or invalid; training reports the reason."""
     train = [config.data.train] if isinstance(config.data.train, str) else config.data.train
     if config.sampled_pairs is not None or not all(Path(name).expanduser().is_file() for name in train):
         return None
     try:
         return _read(config, context)
-    except Exception:  # an estimate has no say in whether a run begins
+    except Exception:  # a failed estimate must not keep a run from starting
         return None
 
 
@@ -279,7 +279,7 @@ def _read(config: RunConfig, context: int | None) -> RowLengths | None:
 
 
 def _schemas(config: RunConfig) -> list[Mapping[str, Any]]:
-    """Of tools, which the chat template writes into each prompt."""
+    """Return the schemas of tools, which the chat template writes into each prompt."""
     if not config.tools:
         return []
     from posttrain.episodes.acting import Acting
@@ -290,7 +290,7 @@ def _schemas(config: RunConfig) -> list[Mapping[str, Any]]:
 
 
 def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
-    """That of a folder, of a model in the cache of the Hub, or of the built-in models; nothing is downloaded."""
+    """Load the tokenizer of a folder, a cached Hub model or a built-in model. Nothing is downloaded."""
     form, colon, _ = config.model.path.partition(":")
     if colon and form in FORMS:
         from posttrain.tasks.tiny import build_tokenizer

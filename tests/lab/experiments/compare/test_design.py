@@ -93,13 +93,11 @@ def test_what_is_refused_before_anything_is_trained():
     )
     assert "Did you mean seeds?" in refused({**TWO, "seed": 3})
     assert "seeds = [1, 1]" in refused({**TWO, "seeds": [1, 1]})
-    assert "arm a/b" in refused({"base": BASE, "arms": {"a/b": {}, "c": {}}}).replace(
-        "an arm is called 'a/b'", "arm a/b"
-    )
+    assert "arm a/b" in refused({"base": BASE, "arms": {"a/b": {}, "c": {}}}).replace("an arm named 'a/b'", "arm a/b")
     assert "arm b sets seed" in refused({"base": BASE, "arms": {"a": {}, "b": {"seed": 1}}})
     assert "evaluation.every = 0: nothing measures" in refused(TWO, target=0.5)
     assert "measures.x: take = middle" in refused({**TWO, "measures": {"x": {"metric": "entropy", "take": "middle"}}})
-    assert "algorithms beside a file with arms" in refused(TWO, algorithms=["rloo"])
+    assert "algorithms together with a file with arms" in refused(TWO, algorithms=["rloo"])
     assert "score = best" in refused({**TWO, "score": "best"})
     assert "confidence = 2" in refused({**TWO, "confidence": 2})
 
@@ -113,7 +111,7 @@ def test_a_schedule_has_to_know_its_last_step():
 def test_arms_with_other_rewards_need_a_judge_of_their_own():
     arms = {"plain": {}, "half": {"rewards": [{"name": "exact_match", "weight": 0.5}]}}
     assert "the held-out scores of plain and half mean different things" in refused({"base": BASE, "arms": arms})
-    assert "score = check, but there is none" in refused({"base": BASE, "arms": arms, "score": "check"})
+    assert "score = check, but the base has no check" in refused({"base": BASE, "arms": arms, "score": "check"})
     checked = {**BASE, "check": [{"name": "exact_match"}]}
     assert read_design({"base": checked, "arms": arms, "score": "check"}).score == "check"
 

@@ -27,10 +27,10 @@ def test_no_difference_says_what_would_have_been_seen(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.5, 0.6, 0.4], "b": [0.52, 0.55, 0.49]})
     first, second = found.verdict
     assert first.startswith(
-        "No difference can be claimed between a and b with 3 seeds: measured is 2.0 points for b over a"
+        "No difference can be claimed between a and b with 3 seeds: the measured difference is 2.0 points for b over a"
     )
     assert re.fullmatch(
-        r"A true difference of \d+\.\d points would have been seen four times in five, a smaller one less often\.",
+        r"A true difference of \d+\.\d points would be detected four times in five, a smaller one less often\.",
         second,
     )
     (pair,) = found.to_json()["pairs"]
@@ -39,8 +39,10 @@ def test_no_difference_says_what_would_have_been_seen(tmp_path: Path):
 
 def test_too_few_runs_say_that_they_could_have_seen_nothing(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.3, 0.5], "b": [0.6, 0.4]})
-    assert found.verdict[0].endswith("measured is 10.0 points for b over a (95% interval −100.0 to +100.0).")
-    assert found.verdict[1] == "So few runs could not show even the largest possible difference."
+    assert found.verdict[0].endswith(
+        "the measured difference is 10.0 points for b over a (95% interval −100.0 to +100.0)."
+    )
+    assert found.verdict[1] == "So few runs could not detect even the largest possible difference."
 
 
 def test_of_three_arms_one_wins_and_two_stay_undecided(tmp_path: Path):
@@ -61,8 +63,8 @@ def test_one_seed_claims_nothing(tmp_path: Path):
 def test_lost_runs_are_counted_and_their_arm_is_not_called_better(tmp_path: Path):
     found = compared(tmp_path, {"safe": [0.4, 0.42, 0.41, 0.4], "wild": [0.9, None, 0.91, 0.9]})
     first, second = found.verdict
-    assert first.startswith("The runs of wild that finished are better than those of safe by")
-    assert "that is not claimed, because 1 of its 4 runs are missing" in first
+    assert first.startswith("The finished runs of wild are better than those of safe by")
+    assert "is not claimed for wild itself, because 1 of its 4 runs are missing" in first
     assert second == "1 of 4 runs of wild did not finish (seed 1): GuardStop: step 3: no two answers differ."
     assert found.to_json()["arms"]["wild"]["lost"] == [
         {"seed": 1, "reason": "GuardStop: step 3: no two answers differ"}
@@ -126,7 +128,7 @@ def test_equal_tokens_are_seen_and_unequal_ones_said(tmp_path: Path):
     path = run_folder(tmp_path, "b", 0) / "metrics.jsonl"
     path.write_text(path.read_text().replace("4000", "9000"))
     found = conclude(tmp_path)
-    assert "Arms went through different numbers of tokens (a 4,000, b 6,500)" in " ".join(found.verdict)
+    assert "The arms used different numbers of tokens (a 4,000, b 6,500)" in " ".join(found.verdict)
 
 
 def test_arms_that_did_not_begin_alike_are_told(tmp_path: Path):
@@ -136,7 +138,7 @@ def test_arms_that_did_not_begin_alike_are_told(tmp_path: Path):
     path.write_text(path.read_text().replace("True", "other"))
     found = conclude(tmp_path)
     assert found.to_json()["same_start"] is False
-    assert any(sentence.startswith("Arms with the same seed did not begin alike") for sentence in found.verdict)
+    assert any(sentence.startswith("Arms with the same seed did not start alike") for sentence in found.verdict)
 
 
 def test_seconds_under_load_are_not_compared(tmp_path: Path):

@@ -51,13 +51,13 @@ def test_a_logarithmic_range_of_whole_numbers_gives_whole_numbers():
         ("train.learning_rate=log(1e-2,1e-5)", r"a lowest number below the highest"),
         ("train.learning_rate=log(1e-2)", r"two numbers: the lowest and the highest"),
         ("sampling.group_size=int(2.5,16)", r"whole numbers"),
-        ("algorithm.kl_coef=choice(0.1, 0.1)", r"two different values or more"),
+        ("algorithm.kl_coef=choice(0.1, 0.1)", r"two or more different values"),
         ("algorithm.name=choice(grpo, gpro)", r"Did you mean grpo"),
         ("train.learning_rate=1e-3", r"allowed: log\(low, high\)"),
-        ("train.learning_rate", r"is no knob"),
+        ("train.learning_rate", r"is not a knob"),
         ("rewards.0.weight=float(0,1)", r"a different reward gives the score a different meaning"),
-        ("seed=int(0,9)", r"luck is not a setting to choose"),
-        ("evaluation.prompts=int(1,9)", r"decides by what trials are compared"),
+        ("seed=int(0,9)", r"a seed is luck, not a setting to tune"),
+        ("evaluation.prompts=int(1,9)", r"defines how trials are compared"),
     ],
 )
 def test_what_cannot_be_turned_is_refused_with_its_reason(text, message):
@@ -67,7 +67,7 @@ def test_what_cannot_be_turned_is_refused_with_its_reason(text, message):
 
 def test_no_knob_and_one_twice_are_refused():
     knob = parse_knob("sampling.group_size=int(2,16)")
-    with pytest.raises(ConfigError, match="no knob to turn"):
+    with pytest.raises(ConfigError, match="no knob to tune"):
         check_knobs([], BASE)
     with pytest.raises(ConfigError, match="is given twice"):
         check_knobs([knob, knob], BASE)

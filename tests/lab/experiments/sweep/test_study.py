@@ -240,14 +240,14 @@ def test_a_file_with_knobs_says_everything(tmp_path):
 
 
 def test_a_pipeline_is_no_config_of_one_run():
-    with pytest.raises(ConfigError, match="a pipeline, which has stages"):
+    with pytest.raises(ConfigError, match="a pipeline with stages"):
         settings_for({**BASE, "stages": []}, ["train.learning_rate=log(1e-5,1e-2)"], (), None)
 
 
 def test_two_processes_do_not_work_at_one_sweep(tmp_path):
     with (
         alone_in(tmp_path),
-        pytest.raises(ConfigError, match="another process works at this sweep"),
+        pytest.raises(ConfigError, match="another process is running this sweep"),
         alone_in(tmp_path),
     ):
         pass
@@ -306,7 +306,7 @@ def test_fewer_steps_shorten_the_warm_up_that_the_config_asks_for():
 def test_all_runs_are_announced_before_the_first():
     settings, _ = settings_for(BASE, ["train.learning_rate=log(1e-5,1e-2)"], (), None, trials=4, seeds=5)
     said = announcement(settings)
-    assert said.startswith("4 trials of at most 8 steps, then 10 runs on fresh seeds (--seeds 0 leaves them out)")
+    assert said.startswith("4 trials of at most 8 steps, then 10 runs on fresh seeds (--seeds 0 skips them)")
     assert "on this machine, as planned" in said
     few, _ = settings_for(BASE, ["train.learning_rate=log(1e-5,1e-2)"], (), None, trials=4, seeds=0)
     assert "fresh seeds" not in announcement(few)

@@ -1,1 +1,1 @@
-"""Several algorithms or configs on one task with equal budget: which is better, and can that be said at all?"""
+"""Compares algorithms or configs on one task with equal budgets: which is better, and is the evidence sufficient?"""

@@ -1,4 +1,4 @@
-"""From the runs of a comparison to what can be said of its arms."""
+"""Analyses the runs of a comparison: scores of the arms, and differences between them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from posttrain.report.heldout import LOWER_IS_BETTER
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two arms and one number: first - second, or how many times as large the first is."""
+    """Two arms compared by one number: the difference first - second, or the ratio first / second."""
 
     first: str
     second: str
     estimate: Estimate
     p: float
-    """After Holm, over all pairs of this number."""
+    """The p-value, corrected by Holm over all pairs for this number."""
     smallest: float
-    """The true difference that would have been seen with a chance of 0.8."""
+    """The true difference that would have been detected with probability 0.8."""
 
     def differs(self, confidence: float) -> bool:
-        """May a difference be claimed? Never where its own interval contains none."""
+        """Can a difference be claimed? Never if the pair's interval contains no difference."""
         return self.p < 1 - confidence
 
     def to_json(self) -> dict[str, Any]:
@@ -40,7 +40,7 @@ class Pair:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """What became of one arm."""
+    """The results of one arm."""
 
     name: str
     runs: Sequence[Outcome]
@@ -64,13 +64,13 @@ class Arm:
         return not self.lost
 
     def mean(self, name: str) -> float | None:
-        """The mean of a measure, or of a number that every outcome has, over the finished runs."""
+        """Return the mean over the finished runs of a measure, or of a numeric field of `Outcome`."""
         values = [run.measures.get(name, getattr(run, name, None)) for run in self.finished]
         known = [float(value) for value in values if value is not None]
         return fmean(known) if known else None
 
     def reached(self) -> int:
-        """In how many runs the target was reached."""
+        """Return the number of runs that reached the target."""
         return sum(run.measures.get("steps to the target") is not None for run in self.finished)
 
     def to_json(self, measures: Mapping[str, Measure]) -> dict[str, Any]:
@@ -89,21 +89,21 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Analysis:
-    """All of it; `verdict` is added by the sentences made from it."""
+    """The full analysis of a comparison. `verdict` puts it into sentences."""
 
     design: Design
     measure: str
-    """accuracy, score, loss ..., or check."""
+    """The compared score: accuracy, score, loss ..., or check."""
     share: bool
-    """Every example is right or wrong, and the score of a run its share of right ones."""
+    """True if each example is right or wrong, so that a run's score is its share of right examples."""
     arms: Sequence[Arm]
     pairs: Sequence[Pair]
     of_measures: Mapping[str, Sequence[Pair]]
     measures: Mapping[str, Measure]
     same_start: bool | None
-    """Did all arms of a seed give the same answers before training? None: the runs do not say."""
+    """Did all arms with the same seed give the same answers before training? None if the runs have no record."""
     same_prompts: bool | None
-    """Did they draw the same prompts first?"""
+    """Did they draw the same prompts in the first step? None if the runs have no record."""
     conditions: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -132,7 +132,7 @@ class Analysis:
 def analyse(
     design: Design, outcomes: Sequence[Outcome], *, measure: str, conditions: Mapping[str, Any] | None = None
 ) -> Analysis:
-    """Compare the arms with each other by their score and by every measure that at least two of them have."""
+    """Compare the arms by their score, and by every measure that at least two of them have."""
     known = {**TO_TARGET, **COST, **STABILITY, **design.measures}
     measures = {name: how for name, how in known.items() if any(run.measures.get(name) is not None for run in outcomes)}
     of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
@@ -166,7 +166,7 @@ def analyse(
 
 
 def _is_share(measure: str, outcomes: Sequence[Outcome]) -> bool:
-    """Of a check nobody has said what its scores are: it is one of right and wrong where each is 0 or 1."""
+    """Is the score a share of right examples? A check's score counts as one if every value is 0 or 1."""
     scores = {score for run in outcomes for score in run.examples.values()}
     return measure == "accuracy" or (measure == "check" and bool(scores) and scores <= {0.0, 1.0})
 
@@ -176,7 +176,7 @@ def _pairs(design: Design) -> list[tuple[str, str]]:
 
 
 def _scores(runs: Sequence[Outcome]) -> dict[int, Mapping[str, float]]:
-    """Per example where the runs keep that; else the score of each run, as its only example."""
+    """Return scores per seed and example. A run without scores per example counts as a single example."""
     finished = [run for run in runs if run.status == "finished" and run.score is not None]
     return {run.seed: run.examples or {"": float(run.score or 0.0)} for run in finished}
 
@@ -213,7 +213,7 @@ def _same_start(design: Design, outcomes: Sequence[Outcome]) -> bool | None:
 
 
 def _same_prompts(design: Design, outcomes: Sequence[Outcome]) -> bool | None:
-    """One that takes fewer at a time, or replaces some, has drawn a part of the other's."""
+    """Did arms with the same seed draw the same prompts? A subset counts: an arm may draw fewer or replace some."""
     drawn = [[run.prompts for run in outcomes if run.seed == seed and run.prompts] for seed in design.seeds]
     both = [pair for found in drawn for pair in combinations(found, 2)]
     return all(a <= b or b <= a for a, b in both) if both else None

@@ -3,9 +3,9 @@
     found = pt.compare("base.yaml", algorithms=["grpo", "rloo"], seeds=3, budget="tokens=2e6", out="grpo-or-rloo")
     print(found.render())
 
-The folder holds compare.yaml (what is compared), runs/ARM-seedN (an ordinary run each, with its log beside it),
-attempts.jsonl (how each process ended), compare.json (all numbers) and report.html. The same call again, or a call with
-that folder as its source, goes on where it was left; seeds and arms may be added.
+The folder holds compare.yaml (the design), runs/ARM-seedN (an ordinary run each, and its log in a file next to it),
+attempts.jsonl (how each process ended), compare.json (all numbers) and report.html. To continue a comparison, repeat
+the call, or call it with the folder as its source. You can add seeds and arms.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ DESIGN, RESULT = "compare.yaml", "compare.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """A comparison that was carried out."""
+    """The result of a comparison."""
 
     folder: Path
     analysis: Analysis
 
     @property
     def verdict(self) -> list[str]:
-        """The answer, and what limits it."""
+        """The answer in a sentence, followed by its limitations."""
         return verdict(self.analysis)
 
     @property
     def comparable(self) -> bool:
-        """Are there at least two arms of which something was measured?"""
+        """Do at least two arms have a score?"""
         return sum(arm.score.seeds > 0 for arm in self.analysis.arms) >= 2
 
     @property
@@ -54,12 +54,12 @@ class Comparison:
         return not any(arm.lost for arm in self.analysis.arms)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; what is not finite becomes None."""
+        """Return plain data. Numbers that are not finite become None."""
         places = {"folder": str(self.folder), "report": str(self.folder / "report.html")}
         return _finite({**places, "verdict": self.verdict, **self.analysis.to_json()})
 
     def render(self) -> str:
-        """A table and the verdict, as plain text."""
+        """Return a table and the verdict as plain text."""
         return render(self.analysis)
 
     def __repr__(self) -> str:
@@ -78,11 +78,11 @@ def compare(
     overrides: Mapping[str, Any] | Sequence[str] = (),
     tell: Callable[[str], None] = lambda line: None,
 ) -> Comparison:
-    """Train every arm with every seed, and compare them; whatever is on file is not made again.
+    """Train every arm with every seed, and compare the arms. Finished runs in the folder are reused.
 
-    `source` is a comparison (a file or mapping with `arms`), a config beside `algorithms`, or the folder of a
-    comparison. `overrides` are settings of all arms. `tell` hears a line per run. A run that fails is counted and does
-    not stop the others. Raises ConfigError for what cannot be meant, before anything is trained.
+    `source` is a comparison (a file or mapping with `arms`), a config together with `algorithms`, or the folder of a
+    comparison. `overrides` are settings for all arms. `tell` receives a line per run. A failed run is counted and does
+    not stop the others. Raises ConfigError for an invalid design, before any training.
     """
     if workers < 1:
         raise ConfigError(given=f"workers = {workers}", allowed="at least 1", fix="Write workers=1.")
@@ -103,7 +103,7 @@ def compare(
 
 
 def conclude(folder: str | Path) -> Comparison:
-    """Read the runs of a comparison, as far as they are, and write compare.json and report.html."""
+    """Read the runs of a comparison in their current state, and write compare.json and report.html."""
     from posttrain.lab.experiments.compare.page import write_page
 
     folder = Path(folder)
@@ -147,7 +147,7 @@ def _evaluations(folder: Path) -> list[Any]:
 def _place(
     source: str | Path | Mapping[str, Any], out: str | Path | None
 ) -> tuple[Path, str | Path | Mapping[str, Any]]:
-    """The folder of the comparison, and what says what is compared."""
+    """Return the folder of the comparison, and the source of its design."""
     if not isinstance(source, Mapping) and (Path(source) / DESIGN).is_file():
         return Path(source), read_mapping(Path(source) / DESIGN)
     stem = "comparison" if isinstance(source, Mapping) else Path(source).stem
@@ -155,7 +155,7 @@ def _place(
 
 
 def _begin(folder: Path, design: Design) -> None:
-    """Write down what is compared. Where that was done before, runs are kept only if they would be made alike."""
+    """Save the design. If the folder already holds a comparison with other settings, raise ConfigError."""
     file = folder / DESIGN
     if not file.exists():
         _refuse_other_content(folder)

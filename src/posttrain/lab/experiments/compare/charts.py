@@ -13,9 +13,9 @@ from posttrain.report.scatter import Spot, frontier_chart
 from posttrain.report.svg import IntervalRow, Series, compact, interval_bars, percent, seconds
 
 FEW = 2
-"""Seeds: a dot each in place of an interval."""
+"""Up to this number of seeds, a chart shows a dot per seed instead of an interval."""
 COLOURS = 5
-"""Colours of the arms; the sixth arm has the first one's colour again."""
+"""Number of colours for arms. The sixth arm has the first one's colour again."""
 
 
 def colour_of(found: Analysis, arm: Arm) -> int:
@@ -23,7 +23,7 @@ def colour_of(found: Analysis, arm: Arm) -> int:
 
 
 def score_bars(found: Analysis) -> str:
-    """The held-out score of each arm with its interval."""
+    """Draw the held-out score of each arm with its interval."""
     measured = [arm for arm in found.arms if arm.score.seeds]
     if not measured:
         return ""
@@ -34,7 +34,7 @@ def score_bars(found: Analysis) -> str:
 
 
 def difference_bars(found: Analysis) -> str:
-    """Each pair's difference with its interval; 0 is no difference."""
+    """Draw each pair's difference with its interval. 0 means no difference."""
     pairs = [pair for pair in found.pairs if pair.estimate.seeds > 1]
     if not pairs:
         return ""
@@ -58,30 +58,29 @@ def difference_bars(found: Analysis) -> str:
 
 
 def scores_of(arm: Arm) -> dict[int, float]:
-    """Seed -> score, of the runs that finished."""
+    """Map seeds to scores, for the finished runs."""
     return {run.seed: run.score for run in arm.finished if run.score is not None}
 
 
 def _row(name: str, estimate: Estimate, values: Sequence[float]) -> IntervalRow:
-    """The interval, or the values themselves where an interval over them would fill the plot and say nothing."""
+    """Return a row with an interval, or with dots if there are so few values that the interval would fill the plot."""
     few = 1 < len(values) <= FEW
     bars = [("trained", estimate.mean, *_ends(estimate))]
     return IntervalRow(label=_short(name), bars=bars, dots=values if few else ())
 
 
 def _edges(rows: Sequence[IntervalRow]) -> list[float]:
-    """What has to be on the axis."""
+    """Return the values that the axis must include."""
     bars = (edge for row in rows if not row.dots for _, _, *ends in row.bars for edge in ends)
     return [*bars, *(value for row in rows for value in row.dots)]
 
 
 def learning_plots(found: Analysis) -> list[Chart]:
-    """Held-out score against tokens, against seconds, and against steps."""
+    """Plot the held-out score against tokens, seconds and steps."""
     hints = {
-        "tokens": "Prompt and completion tokens of all rows so far.",
-        "seconds": "Spent in steps; evaluations not counted."
-        + (" Not comparable, see above." if _noisy(found) else ""),
-        "steps": "Each is one batch.",
+        "tokens": "Cumulative prompt and completion tokens of all rows.",
+        "seconds": "Time in steps, without evaluations." + (" Not comparable, see above." if _noisy(found) else ""),
+        "steps": "One step is one batch.",
     }
     forms: dict[str, Callable[[float], str]] = {"tokens": compact, "seconds": compact, "steps": "{:g}".format}
     charts = []
@@ -106,7 +105,7 @@ def learning_plots(found: Analysis) -> list[Chart]:
 
 
 def cost_plot(found: Analysis) -> tuple[str, str]:
-    """Quality against cost, and what cost is here."""
+    """Return a plot of quality against cost, and a text that defines cost."""
     unit, what = _cost_unit(found)
     spots = [
         Spot(
@@ -138,7 +137,7 @@ def cost_plot(found: Analysis) -> tuple[str, str]:
 
 
 def _cost_unit(found: Analysis) -> tuple[str, str]:
-    """What runs with this budget differ by."""
+    """Return the unit of cost in which runs with this budget can differ, and its name."""
     if found.design.budget.unit == "seconds" or found.conditions.get("tokens_note"):
         return "tokens", "tokens of a run"
     return "seconds", "seconds in steps"
@@ -162,13 +161,13 @@ def _line(found: Analysis, arm: Arm, unit: str) -> Series | None:
 
 
 def _columns(curves: Sequence[Sequence[Point]]) -> list[list[Point]]:
-    """The same evaluation of every seed, in order; the last of each is the one after training, whenever that was."""
+    """Group the k-th evaluations of all seeds. The last group holds the evaluations after training."""
     before = min(len(curve) for curve in curves) - 1
     return [[curve[place] for curve in curves] for place in range(before)] + [[curve[-1] for curve in curves]]
 
 
 def _ends(score: Estimate) -> tuple[float, float]:
-    """Of its interval; of a single seed, which has none, the mean itself."""
+    """Return the ends of the interval. A single seed has no interval: both ends are the mean."""
     return (score.low, score.high) if score.seeds > 1 else (score.mean, score.mean)
 
 

@@ -1,16 +1,16 @@
 """The design of a comparison: arms, seeds and a budget, from a file or from arguments.
 
-    base: base.yaml                       # a config, or its settings right here
-    settings: {train.learning_rate: 1e-5} # of all arms, before those of the base
-    arms:                                 # name -> what it changes; nested or dotted keys
+    base: base.yaml                       # a config file, or its settings inline
+    settings: {train.learning_rate: 1e-5} # for all arms; they override the base
+    arms:                                 # name -> its changes, with nested or dotted keys
       grpo: {algorithm: grpo}
       careful: {algorithm: grpo, train.learning_rate: 1e-4}
     seeds: 5                              # 0 to 4, or a list
-    budget: {tokens: 2e6}                 # or steps, or seconds; without it the steps of the base
-    target: 0.8                           # held-out score whose tokens and seconds are told
+    budget: {tokens: 2e6}                 # or steps, or seconds; default: the steps of the base
+    target: 0.8                           # held-out score; the report gives the tokens and seconds to reach it
     measures: {spread: {metric: policy/ratio_std, take: mean}}
 
-Every arm gets the same seeds, and with a seed the same start, the same order of the data and the same dice.
+Every arm gets the same seeds. Runs with the same seed share the start, the order of the data and the random numbers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Unit = Literal["steps", "tokens", "seconds"]
 Settings = Mapping[str, Any]
 KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
 MOST_STEPS = 100_000
-"""Most steps of a run with a budget in seconds."""
+"""Upper limit on the steps of a run with a budget in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
 
@@ -46,7 +46,7 @@ class Budget:
 
     @classmethod
     def read(cls, given: Any) -> Budget:
-        """`{"tokens": 2e6}` or `tokens=2e6`."""
+        """Parse `{"tokens": 2e6}` or `tokens=2e6`."""
         pairs = list(given.items()) if isinstance(given, Mapping) else [str(given).partition("=")[::2]]
         unit, amount = pairs[0] if len(pairs) == 1 else ("", None)
         value = _number(amount)
@@ -54,8 +54,8 @@ class Budget:
         if known is None or value is None or value <= 0 or (unit != "seconds" and value % 1):
             raise ConfigError(
                 given=f"budget = {given}",
-                allowed="one of steps, tokens and seconds, and a number above 0",
-                fix="Write tokens=2e6, for example; in a file, budget: {tokens: 2e6}.",
+                allowed="one of steps, tokens and seconds, with a number above 0",
+                fix="For example, write tokens=2e6; in a file, budget: {tokens: 2e6}.",
             )
         return cls(unit=known, amount=value)
 
@@ -65,23 +65,23 @@ class Budget:
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """A comparison that can be carried out; whatever is wrong with it was said when it was made."""
+    """A valid comparison. `read_design` refuses invalid ones."""
 
     base: Settings
     settings: Settings = field(default_factory=dict)
-    """Settings for all arms; they take precedence over those of the base."""
+    """Settings for all arms. They override the base."""
     arms: Mapping[str, Settings]
     seeds: tuple[int, ...]
     budget: Budget
     title: str = ""
     target: float | None = None
     score: Literal["auto", "check"] = "auto"
-    """The score that decides between the arms: the held-out score of the rewards, or that of the independent check."""
+    """The score that compares the arms: the held-out score of the rewards, or the score of the independent check."""
     measures: Mapping[str, Measure] = field(default_factory=dict)
     confidence: float = 0.95
 
     def resolved(self, arm: str, seed: int) -> Resolved:
-        """The settings of one run, but for its folder. Raises ConfigError with the name of the arm."""
+        """Return the settings of one run, except its folder. A ConfigError names the arm."""
         base, changes = self.base, {**self.settings, **self.arms[arm], "seed": seed}
         try:
             resolved = _settled(base, changes)
@@ -92,7 +92,7 @@ class Design:
         return resolved
 
     def record(self) -> dict[str, Any]:
-        """Plain data from which `read_design` makes the same again."""
+        """Return plain data from which `read_design` restores the design."""
         return {
             "title": self.title,
             "base": dict(self.base),
@@ -124,10 +124,10 @@ def read_design(
     target: float | None = None,
     overrides: Settings | Sequence[str] = (),
 ) -> Design:
-    """Reads a comparison file, or a config and algorithms (also one text, with commas between them). Arguments take
-    precedence over the file.
+    """Read a comparison file, or a config and algorithms (a list or a comma-separated string). Arguments override the
+    file.
 
-    `overrides` are settings of all arms. Raises ConfigError.
+    `overrides` are settings for all arms. Raises ConfigError.
     """
     algorithms = _names(algorithms) if isinstance(algorithms, str) else algorithms
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else read_mapping(source)
@@ -136,7 +136,7 @@ def read_design(
         given = {"base": given, "arms": {name: {"algorithm": name} for name in algorithms}}
     elif algorithms:
         raise ConfigError(
-            given="algorithms beside a file with arms", allowed="one of the two", fix="Add them to its arms."
+            given="algorithms together with a file with arms", allowed="one of the two", fix="Add them to its arms."
         )
     _known_keys(given)
     base = given["base"] if isinstance(given.get("base"), Mapping) else read_mapping(folder / str(given.get("base")))
@@ -160,11 +160,11 @@ def read_design(
     return design
 
 
-# --- what a run may spend --------------------------------------------------------------------------------------------
+# --- the budget of a run ---------------------------------------------------------------------------------------------
 
 
 def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
-    """Settings with which a run ends when it has spent the budget. A schedule has to know where that is."""
+    """Return settings that end a run when its budget is spent. A learning-rate schedule needs to know its last step."""
     train = resolved.config.train
     if budget.unit == "steps":
         return {"train.steps": int(budget.amount)}
@@ -173,16 +173,16 @@ def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
             given=f"train.schedule = {train.schedule} with a budget in {budget.unit}: the number of its last step "
             "is unknown",
             allowed="train.schedule = constant, or a budget in steps",
-            fix="Set train.schedule = constant, or give steps=200, for example.",
+            fix="Set train.schedule = constant, or use a budget such as steps=200.",
         )
     if budget.unit == "seconds":
         return {"train.stop_after_seconds": budget.amount, "train.steps": MOST_STEPS}
-    most = math.ceil(budget.amount / train.prompts_per_step)  # a row has a token at least
+    most = math.ceil(budget.amount / train.prompts_per_step)  # a row has at least one token
     return {"train.stop_after_tokens": int(budget.amount), "train.steps": most}
 
 
 def _keeping(resolved: Resolved) -> dict[str, Any]:
-    """Many runs fill a disk: each keeps its newest checkpoint alone, unless somebody asked for more."""
+    """Keep only the newest checkpoint, unless the user set checkpoint.keep, because many runs fill a disk."""
     return {"checkpoint.keep": 1} if resolved.origins.get("checkpoint.keep") == "default" else {}
 
 
@@ -196,7 +196,7 @@ def _known_keys(given: Settings) -> None:
             raise ConfigError(
                 given=f"{key} is not a setting of a comparison",
                 allowed=", ".join(KEYS),
-                fix=f"Did you mean {close[0]}?" if close else "Settings of every run stand below base.",
+                fix=f"Did you mean {close[0]}?" if close else "Settings of the runs belong below base.",
             )
 
 
@@ -216,16 +216,16 @@ def _arms(given: Any) -> dict[str, Settings]:
     for name, changes in arms.items():
         if not _NAME.fullmatch(name):
             raise ConfigError(
-                given=f"an arm is called {name!r}",
-                allowed="letters, digits, and _ . + - behind them: its runs get folders of that name",
-                fix="Call it first-arm, for example.",
+                given=f"an arm named {name!r}",
+                allowed="a letter or digit, then letters, digits and _ . + -: folders of runs get this name",
+                fix="Name it first-arm, for example.",
             )
         reserved = [key for key in changes if key in ("seed", "output", "train.steps")]
         if reserved:
             raise ConfigError(
                 given=f"arm {name} sets {reserved[0]}",
-                allowed="arms differ in other settings; seeds, budget and --out already hold for all arms",
-                fix=f"Take {reserved[0]} out of the arm.",
+                allowed="any other setting: seeds, budget and --out apply to all arms",
+                fix=f"Remove {reserved[0]} from the arm.",
             )
     return arms
 
@@ -238,12 +238,12 @@ def _seeds(given: Any) -> tuple[int, ...]:
     if numbers and all(n is not None and n >= 0 and n % 1 == 0 for n in numbers) and len(set(numbers)) == len(numbers):
         return tuple(int(n) for n in numbers if n is not None)
     raise ConfigError(
-        given=f"seeds = {given}", allowed="how many, or a list of different seeds", fix="Write seeds: 5, or [0, 1, 2]."
+        given=f"seeds = {given}", allowed="a number, or a list of different seeds", fix="Write seeds: 5, or [0, 1, 2]."
     )
 
 
 def _budget(given: Any, base: Settings, changes: Settings) -> Budget:
-    """Without one, the steps of the first arm are those of all."""
+    """Read the budget. By default it is the number of steps of the first arm."""
     return Budget.read({"steps": _settled(base, changes).config.train.steps} if given is None else given)
 
 
@@ -272,7 +272,7 @@ def _confidence(given: Any) -> float:
 
 
 def _number(given: Any) -> float | None:
-    """A finite number, also one that YAML takes for a text (2e6)."""
+    """Return a finite number, or None. Accepts text, because YAML reads 2e6 as a string."""
     if isinstance(given, bool) or not isinstance(given, int | float | str):
         return None
     try:
@@ -283,20 +283,20 @@ def _number(given: Any) -> float | None:
 
 
 def _settled(base: Settings, changes: Settings) -> Resolved:
-    """The base with changes; the settings of another algorithm mean nothing to the one that they name."""
+    """Apply changes to the base. If they name another algorithm, the base's algorithm settings are dropped."""
     below = {key: value for key, value in base.items() if key != "algorithm"}
     same = _algorithm(changes) in ("", _algorithm(base))
     return load_config(dict(base) if same else below, dict(changes), origin="base")
 
 
 def _algorithm(settings: Settings) -> str:
-    """The name that settings give; empty where they give none."""
+    """Return the algorithm's name in the settings, or an empty string."""
     named = settings.get("algorithm", settings.get("algorithm.name", ""))
     return str(named.get("name", "")) if isinstance(named, Mapping) else str(named)
 
 
 def _check(design: Design) -> None:
-    """Every arm can be meant, and all are judged alike. Raises ConfigError before anything is paid for."""
+    """Check that every arm is valid and that all are scored in the same way. Raises ConfigError before any training."""
     configs = {arm: design.resolved(arm, design.seeds[0]).config for arm in design.arms}
     judged = {
         arm: (config.evaluation, config.data.eval, config.check if design.score == "check" else config.rewards)
@@ -308,18 +308,18 @@ def _check(design: Design) -> None:
         raise ConfigError(
             given=f"the held-out scores of {first} and {odd[0]} mean different things: their rewards, evaluation or "
             "data.eval differ",
-            allowed="one way to judge all arms",
-            fix="Give the base a check, and the comparison score: check. The check then judges every arm.",
+            allowed="the same scoring for all arms",
+            fix="Add a check to the base, and score: check to the comparison. The check then scores every arm.",
         )
     if design.score == "check" and not configs[first].check:
         raise ConfigError(
-            given="score = check, but there is none",
+            given="score = check, but the base has no check",
             allowed="an entry in check",
-            fix="Write check: [{name: exact_match}] below base, for example.",
+            fix="For example, write check: [{name: exact_match}] below base.",
         )
     if design.target is not None and configs[first].evaluation.every == 0:
         raise ConfigError(
             given=f"target = {design.target:g}, but evaluation.every = 0: nothing measures when a run reaches it",
             allowed="evaluation.every of at least 1",
-            fix="Set evaluation.every = 10 in the base, for example.",
+            fix="For example, set evaluation.every = 10 in the base.",
         )

@@ -1,19 +1,19 @@
-"""Whether one arm is better than another, from a few seeds and the same held-out examples.
+"""Tests whether one arm is better than another, from a few seeds and the same held-out examples.
 
-Scores are paired twice: by seed (same start, same data order, same dice) and by example. With d_se the difference at
-seed s on example e, the interval around the mean difference reaches
+Scores are paired twice: by seed (same start, data order and random numbers) and by example. With d_se the difference
+at seed s on example e, the half-width of the interval around the mean difference is
 
     sqrt(t(S - 1)^2 V_seeds + t(n - 1)^2 V_examples)    V_seeds    = var over seeds of the means over examples / S
                                                         V_examples = var over examples of the means over seeds / n
 
-with a quantile of Student's t for each. It contains the t-interval over seeds, and so covers other seeds as often as it
-says; V_examples makes it a statement about other held-out examples as well. What is peculiar to one seed on one example
-counts in both, so that the interval is too wide by it and never too narrow. Where each seed holds out other examples,
-n counts all of them. For shares, V_examples has the z^2 pseudo-pairs of `paired_interval`, so that equal answers do not
-prove equality. p is the level at which the interval would just contain 0; of several pairs of arms, after Holm (1979).
+with a quantile of Student's t for each. The interval contains the t-interval over seeds, so it covers other seeds at
+the stated level. V_examples extends it to other held-out examples. The interaction of a seed with an example counts in
+both terms, so the interval is too wide rather than too narrow. If each seed holds out other examples, n counts all of
+them. For shares, V_examples has the z^2 pseudo-pairs of `paired_interval`, so that equal answers do not prove equality.
+p is the level at which the interval would just contain 0. For several pairs of arms it is corrected by Holm (1979).
 
-What it cannot do: S seeds show V_seeds only roughly, so that few of them give wide intervals, and two hardly any. It
-takes the means of seeds for normally distributed: a rare collapse is none, which is why collapses are counted apart.
+Limits: S seeds estimate V_seeds only roughly, so few seeds give wide intervals, and two almost useless ones. The method
+assumes normally distributed seed means. Rare collapses violate this, so collapses are counted separately.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ Example = str
 Scores = Mapping[int, Mapping[Example, float]]
 """Seed -> example -> score."""
 POWER = 0.8
-"""Chance with which a difference of the stated size would have been seen."""
+"""Probability of detecting a difference of the stated size."""
 _MOST_FREEDOM = 300
 
 
 class Estimate(NamedTuple):
-    """A mean over seeds with its interval; limits are infinite where a single seed says nothing about others."""
+    """A mean over seeds with its interval. For a single seed, the limits are infinite."""
 
     mean: float
     low: float
     high: float
     seeds: int
     parts: tuple[tuple[float, int], ...] = ()
-    """(standard error, degrees of freedom) of what seeds and what examples add."""
+    """(standard error, degrees of freedom) for the seeds and for the examples."""
     p: float = math.nan
     """The p-value for no difference, two-sided and uncorrected; NaN if it was not requested, or for a single seed."""
 
     def reach(self, probability: float) -> float:
-        """Half the width of the interval whose upper end is exceeded with 1 - probability."""
+        """Return the half-width of the interval whose upper end is exceeded with probability 1 - `probability`."""
         return math.hypot(*(student_quantile(probability, freedom) * error for error, freedom in self.parts))
 
 
 def difference(first: Scores, second: Scores, confidence: float, *, share: bool = False) -> Estimate:
-    """Interval of first - second over the seeds and examples that both have; with `share` single scores are in [0, 1],
-    and the interval is cut at what is possible."""
+    """Return the interval of first - second over the seeds and examples that both have. With `share`, scores are in
+    [0, 1], and the interval is clipped to [-1, 1]."""
     seeds = sorted(first.keys() & second.keys())
     differences = {s: {e: first[s][e] - second[s][e] for e in first[s].keys() & second[s].keys()} for s in seeds}
     found = with_p_value(estimate(differences, confidence, pseudo=(-1.0, 0.0, 0.0, 1.0) if share else ()))
@@ -61,26 +61,26 @@ def difference(first: Scores, second: Scores, confidence: float, *, share: bool 
 
 
 def level(scores: Scores, confidence: float, *, share: bool = False) -> Estimate:
-    """Interval of the mean of one arm, cut at 0 and 1 for a share."""
+    """Return the interval of one arm's mean, clipped to [0, 1] for a share."""
     found = estimate(scores, confidence, pseudo=(0.0, 0.0, 1.0, 1.0) if share else ())
     return found._replace(low=max(0.0, found.low), high=min(1.0, found.high)) if share else found
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Estimate:
-    """Student's t on the differences of the seeds that both have: for what a run has one number of."""
+    """Return Student's t interval of the differences over common seeds, for measures with one number per run."""
     seeds = sorted(first.keys() & second.keys())
     return with_p_value(estimate({s: {"": first[s] - second[s]} for s in seeds}, confidence))
 
 
 def ratio(first: Mapping[int, float], second: Mapping[int, float], confidence: float) -> Estimate:
-    """How many times as large the first is: the geometric mean of the ratios, by Student's t on their logarithms."""
+    """Return the geometric mean of the ratios first / second, with Student's t interval on their logarithms."""
     logs = [{seed: math.log(value) for seed, value in side.items() if value > 0} for side in (first, second)]
     found = paired(logs[0], logs[1], confidence)
     return found._replace(mean=_exp(found.mean), low=_exp(found.low), high=_exp(found.high))
 
 
 def estimate(scores: Scores, confidence: float, *, pseudo: Sequence[float] = ()) -> Estimate:
-    """The mean and its interval by the variance above; `pseudo` are four values that share z^2 examples."""
+    """Return the mean and its interval. `pseudo` are four values that share the weight of z^2 pseudo-examples."""
     known = {seed: of_seed for seed, of_seed in scores.items() if of_seed}
     seeds = len(known)
     if not seeds:
@@ -100,7 +100,7 @@ def estimate(scores: Scores, confidence: float, *, pseudo: Sequence[float] = ())
 
 
 def with_p_value(found: Estimate) -> Estimate:
-    """The level at which its interval would just reach 0, by bisection."""
+    """Add the p-value: the level at which the interval would just reach 0, found by bisection."""
     if found.seeds < 2:
         return found
     if found.reach(0.75) == 0:
@@ -113,7 +113,7 @@ def with_p_value(found: Estimate) -> Estimate:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """p-values of several tests, so that the chance of any false claim stays what it is for one (Holm 1979).
+    """Correct the p-values of several tests, to keep the chance of any false claim at that of one test (Holm 1979).
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
@@ -127,7 +127,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def smallest_seen(found: Estimate, confidence: float, tests: int = 1, *, as_ratio: bool = False) -> float:
-    """The true difference (or ratio) that would have been claimed with a chance of 0.8, beside `tests - 1` others."""
+    """Return the true difference (or ratio) claimed with probability 0.8, when `tests` pairs are tested together."""
     if found.seeds < 2:
         return math.inf
     least = found.reach(1 - (1 - confidence) / (2 * tests)) + found.reach(POWER)
@@ -135,8 +135,8 @@ def smallest_seen(found: Estimate, confidence: float, tests: int = 1, *, as_rati
 
 
 def _by_example(scores: Scores) -> list[float]:
-    """The mean of each example over the seeds that have it: all of them, or, where each seed holds out its own, one.
-    An answer that one seed could not score makes no new examples of the others."""
+    """Return the mean of each example over the seeds that have it: all seeds, or one if each seed holds out its own.
+    An answer that one seed could not score does not split the example."""
     found: dict[Example, list[float]] = {}
     for of_seed in scores.values():
         for example, score in of_seed.items():
@@ -145,7 +145,7 @@ def _by_example(scores: Scores) -> list[float]:
 
 
 def _example_variance(values: Sequence[float], pseudo: Sequence[float], z: float) -> float:
-    """Variance of the mean of these examples and z^2 pseudo-examples."""
+    """Return the variance of the mean of these examples together with z^2 pseudo-examples."""
     weight = z**2 / len(pseudo) if pseudo else 0.0
     total = len(values) + weight * len(pseudo)
     middle = (math.fsum(values) + weight * math.fsum(pseudo)) / total

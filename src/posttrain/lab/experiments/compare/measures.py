@@ -1,4 +1,4 @@
-"""Numbers that each run of a comparison has one of: what it cost, how steady it was, and metrics of your own choice."""
+"""Measures with one number per run: its cost, its stability, and metrics of your own choice."""
 
 from __future__ import annotations
 
@@ -21,29 +21,29 @@ TAKES: dict[Take, Callable[[Sequence[float]], float]] = {
     "max": max,
     "min": min,
 }
-"""How a run's values become one; `last` is the mean of the last fifth, because a single step says little."""
+"""Ways to reduce a run's values to one. `last` is the mean of the last fifth, because a single step says little."""
 ROLLOUTS = ("wrong_length", "right_length")
-"""From the recorded completions: mean tokens of those without and with the full reward."""
+"""Mean tokens of the recorded completions without, and with, the full reward."""
 SPIKE = 5.0
-"""A gradient norm is a spike when it is so many times the median of the run."""
+"""A gradient norm above this multiple of the run's median is a spike."""
 FULL_MARK = 1.0 - 1e-9
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measure:
-    """One number of a run: a metric of its steps, taken together."""
+    """One number of a run: a metric of its steps, reduced over the steps."""
 
     metric: str
     take: Take = "mean"
     better: Better = ""
     as_ratio: bool = False
-    """Arms are compared by how many times as large one is, not by how much larger."""
+    """Arms are compared by the ratio of the numbers, not by their difference."""
 
     def record(self) -> dict[str, Any]:
         return {"metric": self.metric, "take": self.take, "better": self.better, "as_ratio": self.as_ratio}
 
     def of(self, run: RunRecord) -> float | None:
-        """None where the run has no such metric."""
+        """Compute the measure of a run. None if the run has no such metric."""
         if self.metric in ROLLOUTS:
             values = lengths(run.folder, run.rollout_steps, right=self.metric == "right_length")
         else:
@@ -70,11 +70,11 @@ TO_TARGET: dict[str, Measure] = {
     )
     for unit in ("steps", "tokens", "seconds")
 }
-"""Measures of runs that reach the target; other runs have none and are counted."""
+"""Measures of runs that reach the target. Runs that do not are only counted."""
 
 
 def measure_of(name: Any, given: Any) -> Measure:
-    """`{metric: policy/ratio_std, take: mean, better: lower, as_ratio: false}`, or the metric alone."""
+    """Parse `{metric: policy/ratio_std, take: mean, better: lower, as_ratio: false}`, or the metric alone."""
     settings = dict(given) if isinstance(given, Mapping) else {"metric": given}
     allowed = {"take": get_args(Take), "better": get_args(Better), "as_ratio": (True, False)}
     wrong = [key for key in settings if key != "metric" and settings[key] not in allowed.get(key, ())]
@@ -84,13 +84,13 @@ def measure_of(name: Any, given: Any) -> Measure:
             given=f"measures.{name}: {key} = {settings.get(key)}",
             allowed=f"metric: a name in metrics.jsonl, {' or '.join(ROLLOUTS)}; take: {', '.join(get_args(Take))}; "
             "better: higher or lower; as_ratio: true or false",
-            fix=f"Write measures: {{{name}: {{metric: entropy, take: last}}}}, for example.",
+            fix=f"For example, write measures: {{{name}: {{metric: entropy, take: last}}}}.",
         )
     return Measure(**settings)
 
 
 def lengths(folder: Path, steps: Sequence[int], *, right: bool) -> list[float]:
-    """Per step, mean tokens of the completions that got the full reward, or of those that did not."""
+    """Return, per step, the mean tokens of the completions with the full reward, or of the others."""
     means = []
     for step in steps:
         rows = read_rollouts(folder, step)
@@ -103,7 +103,7 @@ def lengths(folder: Path, steps: Sequence[int], *, right: bool) -> list[float]:
 
 
 def spikes(run: RunRecord) -> int:
-    """Steps whose gradient norm is more than SPIKE times the median of the run."""
+    """Count the steps whose gradient norm is more than SPIKE times the run's median."""
     norms = [value for _, value in run.series("grad_norm")]
     return sum(norm > SPIKE * median(norms) for norm in norms) if norms else 0
 

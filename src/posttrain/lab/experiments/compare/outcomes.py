@@ -20,7 +20,7 @@ Status = Literal["finished", "failed", "missing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A held-out evaluation, and what had been spent until then."""
+    """A held-out evaluation, and the tokens and seconds spent up to it."""
 
     step: int
     tokens: float
@@ -37,25 +37,25 @@ class Outcome:
     folder: Path
     status: Status
     reason: str = ""
-    """Why it did not finish."""
+    """Why the run did not finish."""
     score: float | None = None
-    """Held out, after training."""
+    """Held-out score after training."""
     baseline: float | None = None
     examples: Mapping[str, float] = field(default_factory=dict)
     """Held-out example -> its score after training."""
     start: Sequence[str] = ()
-    """Its answers before training, to see that arms began alike."""
+    """Answers before training, to check that arms started alike."""
     prompts: frozenset[str] = frozenset()
-    """Those of its first step, which arms of a seed share; one may have drawn more where it replaced some."""
+    """Prompts of the first step. Arms with the same seed share them; an arm that replaces some may have drawn more."""
     curve: Sequence[Point] = ()
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
-    """In steps, evaluations not counted."""
+    """Time in steps, in seconds, without evaluations."""
     collapsed: bool = False
     spikes: int = 0
     entropy_kept: float | None = None
-    """Entropy of the last fifth of the steps over that of the first."""
+    """Ratio of the entropy in the last fifth of the steps to that in the first fifth."""
     measures: Mapping[str, float | None] = field(default_factory=dict)
     alarms: int = 0
 
@@ -76,8 +76,8 @@ def read_outcome(
     target: float | None = None,
     reason: str = "",
 ) -> Outcome:
-    """`measure` is the number that tells most of the runs of all arms: one run by itself, none of whose answers reached
-    the full mark, may say another. `reason` is what the last attempt failed of, where the folder does not say it."""
+    """Read one run. `measure` is the score that suits all runs: a single run without any fully right answer might
+    suggest another. `reason` is the error of the last attempt, used if the folder has none."""
     run = read_run(folder)
     before, after = mapping(run.evaluation.get("baseline")), mapping(run.evaluation.get("trained"))
     points, spans = _curve(run, measure, by_check)
@@ -113,7 +113,7 @@ def read_outcome(
 
 
 def _to_target(points: Sequence[Point], target: float | None, name: str) -> dict[str, float | None]:
-    """What had been spent at the first evaluation at the target or beyond."""
+    """Return the steps, tokens and seconds spent until the first evaluation at the target or beyond."""
     if target is None:
         return {}
     lower = name in LOWER_IS_BETTER
@@ -123,7 +123,7 @@ def _to_target(points: Sequence[Point], target: float | None, name: str) -> dict
 
 
 def is_settled(folder: Path) -> bool:
-    """Has the run finished, or was it stopped by a guard, which would stop it again?"""
+    """Has the run finished, or did a guard stop it? The guard would stop it again."""
     run = read_run(folder)
     return run.status == "finished" or (run.error or {}).get("exit_code") == 4
 
@@ -142,7 +142,7 @@ def _headline(evaluation: Mapping[str, Any], name: str, by_check: bool) -> Span 
 
 
 def _curve(run: RunRecord, name: str, by_check: bool) -> tuple[list[Point], list[Span]]:
-    """Every evaluation; of a step that was repeated after a resume the last one."""
+    """Return every evaluation. If a step was repeated after a resume, its last evaluation counts."""
     tokens, times = dict(run.series("num_tokens")), dict(run.series("time/step"))
     spent = dict(zip(times, accumulate(times.values()), strict=True))
     found: dict[int, Span] = {}
@@ -158,8 +158,8 @@ def _curve(run: RunRecord, name: str, by_check: bool) -> tuple[list[Point], list
 
 
 def _collapsed(spans: Sequence[Span], name: str) -> bool:
-    """Of what it could do at its best, was half or more lost in the end, beyond chance? Of a score that is no share:
-    did it end below where it began?"""
+    """Did the run lose half or more of its best accuracy by the end, beyond chance? For a score that is not a share:
+    did it end worse than it started?"""
     if len(spans) < 2:
         return False
     first, last = spans[0], spans[-1]
@@ -182,7 +182,7 @@ def _kept(run: RunRecord) -> float | None:
 
 
 def _examples(run: RunRecord, name: str, by_check: bool) -> Iterator[tuple[str, float]]:
-    """Example -> score, where the run keeps one per example: answers, pairs of answers, given answers."""
+    """Yield (example, score), if the run keeps a score per example: for answers, pairs of answers and given answers."""
     folder = run.folder / "evaluations"
     kind = kind_of(mapping(run.evaluation.get("trained")))
     if kind == "answers":
@@ -213,7 +213,7 @@ def _answers(path: Path, name: str, by_check: bool) -> Iterator[tuple[str, float
 
 
 def read_lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """The objects of a file of lines; one that a kill or a full disk has cut off is left out."""
+    """Yield the objects of a JSON-lines file. A line truncated by a kill or a full disk is skipped."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
     except OSError:

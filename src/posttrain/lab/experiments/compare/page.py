@@ -1,4 +1,4 @@
-"""`report.html` of a comparison: the verdict, the arms with their intervals, what they cost, and how they learned."""
+"""Writes `report.html` of a comparison: the verdict, the arms with their intervals, their costs and learning curves."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from posttrain.report.svg import compact
 from posttrain.report.text import escaped
 
 METHOD = (
-    "Runs are paired by seed (same start, same order of the data, same dice) and by held-out example. The interval of "
-    "a score adds what seeds and what examples contribute, each with its quantile of Student's t, and is rather too "
-    "wide than too narrow; p-values are corrected for the number of pairs of arms (Holm). Of other numbers, which a "
-    "run has one of, it is Student's t over the seeds, corrected alike within each number. Few seeds give wide "
-    "intervals, and rare collapses are not described by them: those are counted."
+    "Runs are paired by seed (same start, order of the data and random numbers) and by held-out example. The interval "
+    "of a score adds the variance over seeds and over examples, each with its quantile of Student's t. It is too wide "
+    "rather than too narrow. p-values are corrected for the number of pairs of arms (Holm). A measure with one number "
+    "per run has Student's t interval over the seeds, with p-values corrected in the same way. Few seeds give wide "
+    "intervals. The intervals do not describe rare collapses, so collapses are counted."
 )
 
 
 def write_page(folder: Path, found: Analysis) -> Path:
-    """Write `report.html`; an arm's runs are linked where they have a report of their own."""
+    """Write `report.html`. It links to the runs that have a report of their own."""
     path = folder / "report.html"
     write_atomically(path, page(found, folder))
     return path
 
 
 def page(found: Analysis, folder: Path) -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     curves = learning_plots(found)
     sections: list[Section] = [
         ("result", "Result", _result(found)),
@@ -76,7 +76,7 @@ def _arms(found: Analysis) -> str:
         if bars
         else ""
     )
-    lead = "Means over the runs that finished, scores with intervals."
+    lead = "Means over the finished runs; scores have intervals."
     return (
         f'<h2>Arms</h2><p class="lead">{lead}</p>{table(head, rows)}'
         f'<h3 class="apart">Pair by pair</h3>{pairs}<div class="charts apart">{figure}</div>'
@@ -89,8 +89,8 @@ def _cost(found: Analysis) -> str:
     if not plot:
         return ""
     lead = (
-        "Better is up, cheaper is left. The dashed line joins the arms that no other arm beats in both. Hollow: "
-        "runs of it "
+        "Better is up, cheaper is left. The dashed line joins the arms that no other arm beats in both. A hollow mark: "
+        "some runs of the arm "
     )
     lead += "were lost or collapsed."
     card = f'<figure class="card"><h3>Quality and cost</h3><p class="hint">{escaped(hint)}</p>{plot}</figure>'
@@ -98,7 +98,7 @@ def _cost(found: Analysis) -> str:
 
 
 def _learning(shown: str) -> str:
-    lead = "Held-out score, mean over the seeds that finished; the band is from the worst seed to the best."
+    lead = "Held-out score, averaged over the finished seeds. The band spans the worst seed to the best."
     return f'<h2>Learning</h2><p class="lead">{lead}</p>{shown}'
 
 
@@ -119,7 +119,7 @@ def _measures(found: Analysis) -> str:
         ]
     if not rows:
         return ""
-    lead = "Paired by seed. A × says how many times as large the first is; otherwise it is the first minus the second."
+    lead = "Paired by seed. A × marks the ratio first / second; the other numbers are first minus second."
     head = ["number", "arms", "difference", _level(found), "p (Holm)"]
     return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{table(head, rows)}'
 
@@ -128,7 +128,7 @@ def _pair_table(found: Analysis) -> str:
     def form(value: float) -> str:
         return f"{100 * value:+.1f}" if found.share else compact(value)
 
-    head = ["first", "second", "difference", _level(found), "p (Holm)", "would have been seen"]
+    head = ["first", "second", "difference", _level(found), "p (Holm)", "detectable difference"]
     rows = [
         [
             pair.first,
@@ -180,7 +180,7 @@ def _design(found: Analysis) -> str:
         for name, changes in found.design.arms.items()
     ]
     conditions = [[key, str(value)] for key, value in found.conditions.items() if not key.endswith("_note")]
-    words = {True: "yes", False: "no", None: "not on file"}
-    conditions.append(["arms of a seed gave the same answers before training", words[found.same_start]])
-    conditions.append(["arms of a seed drew the same prompts first", words[found.same_prompts]])
+    words = {True: "yes", False: "no", None: "not recorded"}
+    conditions.append(["arms with the same seed gave the same answers before training", words[found.same_start]])
+    conditions.append(["arms with the same seed drew the same prompts first", words[found.same_prompts]])
     return f"<h2>Design</h2>{table(['arm', 'changes'], rows)}{table(['conditions', 'found'], conditions)}"

@@ -1,4 +1,4 @@
-"""The findings of a comparison, in sentences that claim no more than its intervals allow."""
+"""The findings of a comparison, in sentences that claim no more than the intervals support."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from posttrain.report.text import aligned
 
 
 def verdict(found: Analysis) -> list[str]:
-    """The first sentence is the answer; what limits it follows."""
+    """Return sentences: the answer first, then its limitations."""
     return [*_answer(found), *_lost(found), *_collapsed(found), *_conditions(found)]
 
 
 def claims(found: Analysis) -> list[tuple[str, str, Pair]]:
-    """(better, worse, pair) wherever a difference may be claimed. An arm that lost runs is never called better: those
-    that it lost might have been its worst."""
+    """Return (better, worse, pair) for each difference that can be claimed. An arm that lost runs is never called
+    better, because the lost runs might have been its worst."""
     return [
         (*sides, pair)
         for pair in found.pairs
@@ -26,14 +26,14 @@ def claims(found: Analysis) -> list[tuple[str, str, Pair]]:
 
 
 def amount(found: Analysis, value: float) -> str:
-    """The size of a difference: points of an accuracy, else a plain number."""
+    """Format the size of a difference: in points for a share, otherwise as a plain number."""
     if not math.isfinite(value):
         return "any size"
     return f"{100 * abs(value):.1f} points" if found.share else compact(abs(value))
 
 
 def interval(found: Analysis, pair: Pair, better: str) -> str:
-    """The interval of the difference in the words of its sentence: `95% interval +1.0 to +5.2`."""
+    """Format the interval of a difference: `95% interval +1.0 to +5.2`."""
     ends = (pair.estimate.low, pair.estimate.high)
     ends = ends if better == pair.first else (-ends[1], -ends[0])
     low, high = (f"{100 * end:+.1f}" if found.share else f"{end:+.3g}" for end in ends)
@@ -53,7 +53,7 @@ def _answer(found: Analysis) -> list[str]:
 
 
 def _better(found: Analysis, made: Sequence[tuple[str, str, Pair]]) -> list[str]:
-    """One sentence for an arm that beats all others, and one for each other pair."""
+    """Return one sentence for an arm that beats all others, and one for each other claimed pair."""
     won = {arm.name: [worse for better, worse, _ in made if better == arm.name] for arm in found.arms}
     winner = next((name for name, worse in won.items() if len(worse) == len(found.arms) - 1), None)
     sentences = []
@@ -81,14 +81,14 @@ def _undecided(found: Analysis, claimed: Sequence[Pair]) -> list[str]:
 
 
 def _no_difference(found: Analysis, pairs: Sequence[Pair]) -> list[str]:
-    """What was measured, and what would have been seen: no claim of a difference is no claim that there is none."""
+    """Return the measured and the detectable difference. Without a claim, the arms may still differ."""
     if len(pairs) == len(found.pairs):
         what = f"between {_and([arm.name for arm in found.arms])}"
     else:
         what = _and([f"between {pair.first} and {pair.second}" for pair in pairs])
     largest = max(pairs, key=lambda pair: abs(pair.estimate.mean))
     better, worse = _sides(found, largest)
-    lead = "the largest measured is" if len(pairs) > 1 else "measured is"
+    lead = "the largest measured difference is" if len(pairs) > 1 else "the measured difference is"
     return [
         f"No difference can be claimed {what} with {_seeds(found)}: {lead} {amount(found, largest.estimate.mean)} for "
         f"{better} over {worse} ({interval(found, largest, better)}).",
@@ -98,8 +98,8 @@ def _no_difference(found: Analysis, pairs: Sequence[Pair]) -> list[str]:
 
 def _power(found: Analysis, least: float) -> str:
     if found.share and least > 1:
-        return "So few runs could not show even the largest possible difference."
-    seen = f"A true difference of {amount(found, least)} would have been seen four times in five"
+        return "So few runs could not detect even the largest possible difference."
+    seen = f"A true difference of {amount(found, least)} would be detected four times in five"
     return f"{seen}, a smaller one less often."
 
 
@@ -107,8 +107,8 @@ def _withheld(found: Analysis, pair: Pair) -> str:
     better, worse = _sides(found, pair)
     lost = f"{len(found.arm(better).lost)} of its {len(found.design.seeds)} runs"
     return (
-        f"The runs of {better} that finished are better than those of {worse} by "
-        f"{amount(found, pair.estimate.mean)}; of {better} itself that is not claimed, because {lost} are missing."
+        f"The finished runs of {better} are better than those of {worse} by {amount(found, pair.estimate.mean)}. "
+        f"This is not claimed for {better} itself, because {lost} are missing."
     )
 
 
@@ -121,12 +121,12 @@ def _one_seed(found: Analysis) -> str:
 
 
 def _sides(found: Analysis, pair: Pair) -> tuple[str, str]:
-    """The arm that was measured as the better one, and the other."""
+    """Return (the arm with the better score, the other arm)."""
     first_is_better = (pair.estimate.mean > 0) != found.lower
     return (pair.first, pair.second) if first_is_better else (pair.second, pair.first)
 
 
-# --- what limits it --------------------------------------------------------------------------------------------------
+# --- limitations -----------------------------------------------------------------------------------------------------
 
 
 def _lost(found: Analysis) -> list[str]:
@@ -145,7 +145,7 @@ def _collapsed(found: Analysis) -> list[str]:
     return [
         f"{len(arm.collapsed)} of {len(arm.runs)} runs of {arm.name} collapsed "
         f"({_which([run.seed for run in arm.collapsed])}): they lost their abilities. An interval over seeds "
-        "describes that badly."
+        "does not describe collapses well."
         for arm in found.arms
         if arm.collapsed
     ]
@@ -154,7 +154,7 @@ def _collapsed(found: Analysis) -> list[str]:
 def _conditions(found: Analysis) -> list[str]:
     notes = [str(found.conditions.get(name) or "") for name in ("tokens_note", "seconds_note")]
     if found.same_start is False:
-        notes.insert(0, "Arms with the same seed did not begin alike: they gave different answers before training.")
+        notes.insert(0, "Arms with the same seed did not start alike: they gave different answers before training.")
     if found.same_prompts is False:
         notes.insert(0, "Arms with the same seed did not draw the same prompts in their first step.")
     return [note for note in notes if note]
@@ -178,12 +178,12 @@ def _and(names: Sequence[str]) -> str:
 
 
 def render(found: Analysis) -> str:
-    """A line per arm, then what follows from it."""
+    """Return a table with a line per arm, and the verdict."""
     return "\n".join([aligned(*table(found), right=True), "", *verdict(found)])
 
 
 def table(found: Analysis) -> tuple[list[str], list[list[str]]]:
-    """Titles and cells; a column that no arm has anything in is left out."""
+    """Return the titles and the cells. A column without any value is left out."""
     columns = {
         "arm": [arm.name for arm in found.arms],
         f"held-out {found.measure}": [show_score(found, arm) for arm in found.arms],
@@ -204,7 +204,7 @@ def table(found: Analysis) -> tuple[list[str], list[list[str]]]:
 
 
 def show_score(found: Analysis, arm: Arm) -> str:
-    """`94.2% (91.0% to 97.5%)`"""
+    """Format an arm's score, such as `94.2% (91.0% to 97.5%)`."""
     form = (lambda value: f"{100 * value:.1f}%") if found.share else compact
     if not arm.score.seeds:
         return "-"
@@ -226,7 +226,7 @@ def _percent(value: float | None) -> str:
 
 
 def _to_target(found: Analysis, arm: Arm) -> str:
-    """Tokens, in the mean of the runs that reached it."""
+    """Format the mean tokens to the target, over the runs that reached it."""
     tokens, reached = arm.mean("tokens to the target"), arm.reached()
     if found.design.target is None:
         return "-"

@@ -1,4 +1,4 @@
-"""The runs of a comparison at work; how each attempt ended is on file."""
+"""Carries out the runs of a comparison, and records how each attempt ended."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True)
 class RunTask:
-    """One run to make."""
+    """One run of a comparison, to carry out."""
 
     design: Design
     arm: str
@@ -41,15 +41,15 @@ class RunTask:
         return start_child(settings, self.folder, environment=self.environment)
 
     def look(self, child: Child) -> None:
-        """Nothing stops a run early: all get the same."""
+        """Do nothing: no run is stopped early, so that all get the same budget."""
 
     def ended(self, result: ChildResult) -> None:
         self.ended_as(self, result)
 
 
 def places_of(design: Design, folder: Path) -> list[tuple[str, int, Path]]:
-    """(arm, seed, run folder), seed by seed, so that a comparison that is cut off has whole seeds, and all arms suffer
-    the same hours."""
+    """Return (arm, seed, run folder) for all runs, seed by seed. An interrupted comparison then has complete seeds, and
+    all arms run under similar conditions."""
     return [(arm, seed, run_folder(folder, arm, seed)) for seed in design.seeds for arm in design.arms]
 
 
@@ -58,7 +58,7 @@ def run_folder(folder: Path, arm: str, seed: int) -> Path:
 
 
 def carry_out(design: Design, folder: Path, *, workers: int, tell: Tell) -> None:
-    """Make every run that is not settled yet, `workers` at a time. A run that fails is on file and stops no other."""
+    """Do every run that is not settled, `workers` at a time. A failed run is recorded and stops no other."""
     places = places_of(design, folder)
     waiting = [place for place in places if not is_settled(place[2])]
     if any(run.is_dir() for _, _, run in waiting):
@@ -84,12 +84,12 @@ def carry_out(design: Design, folder: Path, *, workers: int, tell: Tell) -> None
 
 
 def read_attempts(folder: Path) -> list[dict[str, Any]]:
-    """Every attempt so far, in the order in which they ended; a line that a kill cut off is none."""
+    """Return all attempts in the order in which they ended. A line truncated by a kill is skipped."""
     return [dict(line) for line in read_lines(folder / ATTEMPTS)]
 
 
 def keep_attempt(folder: Path, attempt: Mapping[str, Any]) -> None:
-    """Put it on file, on a line of its own even behind one that a kill cut off."""
+    """Append the attempt to the file, on a new line even after a line that a kill truncated."""
     path = folder / ATTEMPTS
     torn = path.exists() and not path.read_bytes().endswith(b"\n")
     with path.open("a", encoding="utf-8") as file:
@@ -109,17 +109,17 @@ def _attempt(task: RunTask, result: ChildResult, workers: int) -> dict[str, Any]
     }
 
 
-# --- under what conditions the runs were made ------------------------------------------------------------------------
+# --- the conditions of the runs --------------------------------------------------------------------------------------
 
 
 BUSY = 0.5
-"""Load beside the threads of the comparison, in the median of its runs, from which on the machine counts as shared."""
+"""Median load above the threads of the comparison. From this value on, the machine counts as shared."""
 UNEQUAL = 0.05
-"""Relative difference of tokens from which on arms did not get the same."""
+"""Relative difference in tokens from which on the arms count as unequal."""
 
 
 def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, Any]], budget: Unit) -> dict[str, Any]:
-    """Workers, load and resumes; `seconds_note` and `tokens_note` say why those cannot be compared, or nothing."""
+    """Return workers, load and resumes. Two notes say why seconds or tokens are not comparable, if they are not."""
     workers = sorted({int(attempt["workers"]) for attempt in attempts})
     loads = [float(attempt["load"]) for attempt in attempts]
     resumed = sorted({run.arm for run in outcomes if _was_resumed(run)})
@@ -135,13 +135,13 @@ def conditions_of(outcomes: Sequence[Outcome], attempts: Sequence[Mapping[str, A
 
 
 def _threads(attempt: Mapping[str, Any]) -> int:
-    """Of all runs at a time: the load that a comparison makes by itself."""
+    """Return the threads of all parallel runs: the load that the comparison itself causes."""
     workers = int(attempt["workers"])
     return workers * int(attempt.get("threads", max(1, cores() // workers)))
 
 
 def _tokens_note(outcomes: Sequence[Outcome], budget: Unit) -> str:
-    """Equal steps or seconds are not equal tokens, and a small budget of tokens is passed by the last step."""
+    """Note unequal tokens. Budgets in steps or seconds allow them; the last step overshoots a budget in tokens."""
     arms = dict.fromkeys(run.arm for run in outcomes if run.status == "finished")
     spent = {arm: fmean(run.tokens for run in outcomes if run.arm == arm and run.status == "finished") for arm in arms}
     if len(spent) < 2 or max(spent.values()) <= (1 + UNEQUAL) * min(spent.values()):
@@ -150,23 +150,23 @@ def _tokens_note(outcomes: Sequence[Outcome], budget: Unit) -> str:
     way = (
         "a larger budget would hide the last step" if budget == "tokens" else "a budget in tokens would make them equal"
     )
-    return f"Arms went through different numbers of tokens ({shown}); {way}."
+    return f"The arms used different numbers of tokens ({shown}); {way}."
 
 
 def _seconds_note(found: Mapping[str, Any]) -> str:
     reasons = []
     most = max(found["workers"], default=1)
     if len(found["workers"]) > 1:
-        reasons.append(f"some were made {found['workers'][0]} and some {most} at a time")
+        reasons.append(f"some ran {found['workers'][0]} and some {most} at a time")
     if found["load"] is not None and found["load"] > min(found["threads"], found["cores"]) + BUSY:
         reasons.append(f"other programs were running (load {found['load']:.1f} on {found['cores']} cores)")
     if found["resumed"]:
         reasons.append(f"runs of {', '.join(found['resumed'])} were stopped and resumed")
     if reasons:
-        return f"Seconds of these runs are not comparable: {'; '.join(reasons)}. Tokens and steps are."
+        return f"Seconds of these runs are not comparable: {'; '.join(reasons)}. Tokens and steps are comparable."
     if most > 1:
         return (
-            f"Seconds were measured with {most} runs at a time, which share memory and caches; a run alone is faster."
+            f"Seconds were measured with {most} runs at a time, which share memory and caches; a single run is faster."
         )
     return ""
 

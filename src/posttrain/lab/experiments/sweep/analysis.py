@@ -1,4 +1,4 @@
-"""Which knob matters: what tells good trials from others, and where success turns into collapse."""
+"""Analyses the trials: the importance of each knob, and the boundary between success and collapse."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from posttrain.lab.experiments.sweep.knobs import Knob
 from posttrain.lab.experiments.sweep.study import TrialRecord
 
 LEAST_TOLD = 8
-"""Trials below which an importance is noise."""
+"""Fewest trials for an importance. With fewer, it is noise."""
 BEST_SHARE = 0.25
 SHUFFLES = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Boundary:
-    """The split of one knob that tells collapsed trials from the others best."""
+    """The split of one knob's values that best separates collapsed trials from the others."""
 
     key: str
     beyond: str
-    """On which side they collapse: `above 0.003`, `= b`."""
+    """The side on which trials collapse: `above 0.003`, `= b`."""
     inside: tuple[float, float] | None
-    """The last value that held and the first that did not, of numbers: the boundary is between them."""
+    """For numbers, the tried values on both sides of the split: the boundary is between them."""
     at: float | None
-    """The boundary itself: their middle, on the knob's scale."""
+    """The boundary itself: the middle of `inside`, on the knob's scale."""
     collapsed_beyond: int
     trials_beyond: int
     collapsed_within: int
     trials_within: int
     chance: float
-    """How often as clear a split of any knob comes about when collapses are dealt out at random."""
+    """Share of random assignments of the collapses in which some knob has a split as clear as this one."""
 
     @property
     def sentence(self) -> str:
@@ -46,7 +46,7 @@ class Boundary:
                 f"This setting separates success from collapse: {says} (such a clear split occurs by chance in "
                 f"{self.chance:.1%} of cases)."
             )
-        return f"Collapses go together with {says}; but {self.chance:.0%} of random splits are as clear: not shown."
+        return f"Collapses coincide with {says}. But {self.chance:.0%} of random splits are as clear: not shown."
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self) | {"sentence": self.sentence}
@@ -61,10 +61,11 @@ class _Split(NamedTuple):
 
 
 def importance(knobs: Sequence[Knob], trials: Sequence[TrialRecord], sign: float = 1.0) -> dict[str, float]:
-    """PED-ANOVA (arXiv:2304.10255), as shares: what of each setting tells the best quarter of the trials from all.
+    """Return the PED-ANOVA importance (arXiv:2304.10255) of each setting, as shares: how much it separates the best
+    quarter of the trials from all.
 
-    A trial counts with its last score, however it ended, and one that collapsed before anything was measured as the
-    worst: which quarter is best is all that is asked. `sign` is -1 where lower is better. Empty where trials are few.
+    A trial counts with its last score, however it ended. A trial that collapsed before its first score counts as the
+    worst, because only the best quarter matters. `sign` is -1 if lower is better. Empty if there are too few trials.
     """
     told = [trial for trial in trials if trial.outcome in ("finished", "pruned", "collapsed") and trial.values]
     scores = [sign * trial.score for trial in told if trial.score is not None]
@@ -86,10 +87,10 @@ def importance(knobs: Sequence[Knob], trials: Sequence[TrialRecord], sign: float
 def boundaries(
     knobs: Sequence[Knob], trials: Sequence[TrialRecord], *, seed: int = 0, shuffles: int = SHUFFLES
 ) -> tuple[Boundary, ...]:
-    """For each knob, its best split into collapsed trials and others, the clearest first. Failed trials do not count.
+    """Return, for each knob, its best split into collapsed and other trials, clearest first. Ignores failed trials.
 
-    How clear: the fall of the Gini impurity. The best of many splits is clear by chance, too; `chance` is the share of
-    random deals of the same number of collapses in which the best split of any knob is as clear.
+    Clarity is the decrease in Gini impurity. The best of many splits can be clear by chance. `chance` is the share of
+    random assignments of the same number of collapses in which the best split of any knob is as clear.
     """
     told = [trial for trial in trials if trial.outcome in ("finished", "pruned", "collapsed") and trial.values]
     fell = [trial.outcome == "collapsed" for trial in told]
@@ -109,7 +110,7 @@ def boundaries(
 
 
 def _cuts(knob: Knob, told: Sequence[TrialRecord]) -> list[_Split]:
-    """Every way to cut the trials in two by this knob, without a gain yet."""
+    """Return all ways to split the trials in two by this knob. Their gain is not computed yet."""
     if knob.kind == "choice":
         chosen = [trial.values[knob.key] for trial in told]
         sides = [(frozenset(i for i, v in enumerate(chosen) if v == c), f"= {c}") for c in knob.choices]
@@ -126,7 +127,7 @@ def _cuts(knob: Knob, told: Sequence[TrialRecord]) -> list[_Split]:
 
 
 def _best(cuts: Sequence[_Split], fell: Sequence[bool]) -> _Split | None:
-    """The clearest cut, beyond which trials collapse more often than within."""
+    """Return the clearest split whose `beyond` side collapses more often than average."""
     total, n = sum(fell), len(fell)
     best: _Split | None = None
     for cut in cuts:

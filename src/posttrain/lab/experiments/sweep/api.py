@@ -1,4 +1,4 @@
-"""`sweep`: from a config and some knobs to the best configuration, with the evidence for it."""
+"""`sweep`: search for the best configuration, given a config and some knobs, and collect the evidence for it."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def sweep(
     folder: str | Path | None = None,
     tell: Say = lambda line: None,
 ) -> SweepResult:
-    """Search the values of some settings for the best held-out score, and try the best on fresh seeds.
+    """Search the values of some settings for the best held-out score, and test the best on fresh seeds.
 
-    `source` is a config, a YAML file with `base` and `knobs`, or the folder of a sweep, which then goes on. A knob is
-    `setting=log(low, high)` (or `float`, `int`, `choice`). What a killed sweep was at is gone on with by the same call.
-    Raises ConfigError for knobs that cannot be turned; runs that collapse or fail are results.
+    `source` is a config, a YAML file with `base` and `knobs`, or the folder of a sweep to continue. A knob is
+    `setting=log(low, high)` (or `float`, `int`, `choice`). The same call continues a killed sweep. Raises ConfigError
+    for invalid knobs. Runs that collapse or fail are results.
     """
     need_optuna()
     settings, folder = settings_for(source, knobs, overrides, folder, trials=trials, pruner=pruner, seeds=seeds)
@@ -97,7 +97,7 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
     result = _result(study, settings, folder, notes)
     if result.best is not None and not result.best.is_default and settings.seeds:
         tell(
-            f"trial {result.best.number} is best; it and the default run on {settings.seeds} fresh seeds: "
+            f"trial {result.best.number} is best; now it and the default run on {settings.seeds} fresh seeds: "
             f"{len(SIDES) * settings.seeds} more runs"
         )
         seeds, places = fresh_seeds(config.seed, settings.seeds), folder / "fresh"
@@ -110,10 +110,10 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
 
 
 def announcement(settings: SweepSettings) -> str:
-    """The runs of a sweep and their planned duration, shown before the first trial."""
+    """Return a line about the runs of a sweep and their planned duration, to show before the first trial."""
     again = len(SIDES) * settings.seeds
     runs = f"{settings.trials} trials of at most {settings.config.train.steps} steps"
-    more = f", then {again} runs on fresh seeds (--seeds 0 leaves them out)" if again else ""
+    more = f", then {again} runs on fresh seeds (--seeds 0 skips them)" if again else ""
     return f"{runs}{more}{planned_time([load_config(settings.base).config] * (settings.trials + again))}"
 
 
@@ -137,7 +137,7 @@ def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[st
 
 
 def write(result: SweepResult) -> None:
-    """results.json, the best configuration with the evidence for it as comments, and the page."""
+    """Write results.json, the report page, and the best configuration with its evidence as comments."""
     write_atomically(result.folder / "results.json", json.dumps(result.to_json(), indent=1) + "\n")
     if result.best is not None and result.best_config is not None:
         write_atomically(result.best_config, best_config_text(result, result.best))
@@ -145,7 +145,7 @@ def write(result: SweepResult) -> None:
 
 
 def best_config_text(result: SweepResult, best: TrialRecord) -> str:
-    """A config that runs; each setting that the sweep chose says what it was."""
+    """Return a config to train with. A comment on each tuned setting gives its range and its default."""
     tree = with_values(result.settings.given, best.values)
     tree.pop("output", None)
     default = result.settings.default
@@ -167,13 +167,13 @@ def settings_for(
     folder: str | Path | None,
     **asked: Any,
 ) -> tuple[SweepSettings, Path]:
-    """The task and its folder; `asked` are fields of the settings, None if not given."""
+    """Return the sweep's settings and its folder. `asked` are fields of the settings; None means not given."""
     said = {name: value for name, value in asked.items() if value is not None}
     if isinstance(source, (str, Path)) and Path(source).is_dir():
         return _go_on(Path(source), knobs, overrides, folder, said)
     if not isinstance(source, RunConfig) and holds_stages(source):
         raise ConfigError(
-            given="a pipeline, which has stages",
+            given="a pipeline with stages",
             allowed="the config of one run",
             fix="Sweep the config of one stage, on the model of the previous stage.",
         )
@@ -188,7 +188,7 @@ def settings_for(
         raise ConfigError(
             given=f"{', '.join(sorted(unknown))} in a file with knobs",
             allowed="base, knobs, trials, pruner, seeds",
-            fix="Put settings of the runs into the config that `base` names.",
+            fix="Move settings of the runs to the config that `base` names.",
         )
     given = _given(source, overrides)
     turned = [*_knobs(told.get("knobs", {})), *_knobs(knobs)]
@@ -198,7 +198,7 @@ def settings_for(
 
 
 def _given(source: Any, overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the runs. A number of steps beside the config shortens its warm-up as a knob does."""
+    """Return the settings of the runs. An override of train.steps scales the warm-up, as a knob would."""
     resolved = load_config(source, overrides)
     given, steps = given_settings(resolved), resolved.config.train.steps
     named = overrides if isinstance(overrides, Mapping) else [text.partition("=")[0] for text in overrides]
@@ -218,8 +218,8 @@ def _go_on(
         )
         raise ConfigError(
             given=given,
-            allowed="a config with knobs, or the folder of a sweep by itself, perhaps with more trials",
-            fix="For example posttrain sweep base.yaml 'train.learning_rate=log(1e-5, 1e-2)'.",
+            allowed="a config with knobs, or only the folder of a sweep, perhaps with more trials",
+            fix="For example, run posttrain sweep base.yaml 'train.learning_rate=log(1e-5, 1e-2)'.",
         )
     return replace(found, **said), source
 
@@ -228,7 +228,7 @@ def _named_base(content: Mapping[str, Any], file: Path) -> Path:
     base = content.get("base")
     if not isinstance(base, str):
         raise ConfigError(
-            given=f"{file} has knobs and no base", allowed="base: the config of the runs", fix="Add base: base.yaml."
+            given=f"{file} has knobs but no base", allowed="base: the config of the runs", fix="Add base: base.yaml."
         )
     beside = file.parent / base
     return beside if beside.exists() else Path(base)
@@ -242,14 +242,14 @@ def _knobs(given: Sequence[str] | Mapping[str, str]) -> list[Knob]:
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Two processes at one sweep would each run every trial. The lock goes with the process, however that ends."""
+    """Lock the sweep, because two processes would each run every trial. The lock ends with the process."""
     with (folder / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ConfigError(
-                given=f"{folder}: another process works at this sweep",
-                allowed="one process at a time, with as many --workers as the machine has room for",
+                given=f"{folder}: another process is running this sweep",
+                allowed="one process at a time, with as many --workers as the machine can run",
                 fix="Wait for it, or name another folder with --out.",
             ) from None
         yield

@@ -1,7 +1,7 @@
-"""The best configuration and the default one again, on seeds that chose neither: does the gain hold?
+"""Runs the best configuration and the default on fresh seeds: does the gain hold?
 
-The score that a configuration was chosen for is the highest of many and so too high by luck (selection bias). A seed
-that had no part in the choice knows nothing of that luck. Both sides run with each, and are compared seed by seed.
+The score of a selected configuration is the highest of many, and therefore too high by luck (selection bias). Seeds
+that played no part in the selection are free of this bias. Both sides run with each seed and are compared seed by seed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from posttrain.report.heldout import LOWER_IS_BETTER
 
 SIDES = ("best", "default")
 FIRST_SEED = 1000
-"""Added to the seed of the config for the first of the fresh seeds."""
+"""Offset from the config's seed to the first fresh seed."""
 
 
 class SeedScore(NamedTuple):
-    """One side at one seed. Without a score where its run collapsed or failed."""
+    """The score of one side at one seed. None if its run collapsed or failed."""
 
     side: str
     seed: int
@@ -51,7 +51,7 @@ class SeedTask:
         return start_child(self.settings, self.folder, environment=self.environment)
 
     def look(self, child: Child) -> None:
-        """Nothing stops these early: both sides get the same."""
+        """Do nothing: these runs are not stopped early, so that both sides get the same budget."""
 
     def ended(self, result: ChildResult) -> None:
         found = score_of(self.side, self.seed, self.folder)
@@ -73,7 +73,7 @@ def seed_tasks(
     environment: Mapping[str, str],
     say: Say,
 ) -> Iterator[SeedTask]:
-    """Both sides with each seed, one seed after the other, so that what is there at any time is paired."""
+    """Yield both sides for each seed, seed by seed, so that the finished runs are paired at any time."""
     for seed in seeds:
         for side, values in zip(SIDES, (best, {}), strict=True):
             yield SeedTask(
@@ -91,7 +91,7 @@ def seed_folder(folder: Path, side: str, seed: int) -> Path:
 
 
 def score_of(side: str, seed: int, folder: Path) -> SeedScore:
-    """What a run of a fresh seed came to."""
+    """Read the score of a run with a fresh seed."""
     course = read_course(folder)
     if course.state == "finished" and course.last is not None:
         return SeedScore(side, seed, course.last.mean)
@@ -102,12 +102,12 @@ def score_of(side: str, seed: int, folder: Path) -> SeedScore:
 def _reason(course: Course) -> str:
     if course.error:
         return f"{course.error.get('type')}: {str(course.error.get('message', '')).splitlines()[0]}"
-    return "it did not end"
+    return "it did not finish"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Confirmation:
-    """Best against default on fresh seeds."""
+    """The scores of the best configuration and of the default on fresh seeds."""
 
     measure: str
     scores: tuple[SeedScore, ...]
@@ -117,26 +117,26 @@ class Confirmation:
 
     @property
     def pairs(self) -> list[tuple[float, float]]:
-        """(default, best) at each seed at which both ended well."""
+        """(default, best) for each seed with which both runs finished."""
         both = zip(self.of("default"), self.of("best"), strict=True)
         return [(a.score, b.score) for a, b in both if a.score is not None and b.score is not None]
 
     @property
     def difference(self) -> Interval:
-        """Best minus default, seed by seed: Student's t."""
+        """The mean of best minus default over the seeds, with Student's t interval."""
         return paired_interval([before for before, _ in self.pairs], [after for _, after in self.pairs])
 
     def collapses(self, side: str) -> int:
         return sum(found.collapsed for found in self.of(side))
 
     def lost(self, side: str) -> int:
-        """Runs without a score, for whatever reason: those might have been its worst."""
+        """Count the runs without a score, for whatever reason. They might have been the worst."""
         return sum(found.score is None for found in self.of(side))
 
     @property
     def verdict(self) -> int:
-        """1: the best one is shown to be better; -1: worse; 0: neither. Neither side is called better where more of its
-        runs were lost, by a collapse or otherwise."""
+        """1: the best configuration is shown to be better; -1: worse; 0: neither. A side that lost more runs than the
+        other, by a collapse or otherwise, is never called better."""
         if len(self.pairs) < 2:
             return 0
         low, high = sorted(goodness(self.measure, edge) for edge in self.difference[1:3])

@@ -1,9 +1,9 @@
-"""Knobs: the settings that a sweep turns, each with the values that it may take.
+"""Knobs: the settings that a sweep tunes, each with its possible values.
 
-train.learning_rate=log(1e-5, 1e-2)     even on a logarithmic scale
-train.weight_decay=float(0, 0.1)        even between two numbers
+train.learning_rate=log(1e-5, 1e-2)     uniform on a logarithmic scale
+train.weight_decay=float(0, 0.1)        uniform between two numbers
 sampling.group_size=int(2, 16)          whole numbers, both ends included
-algorithm.kl_coef=choice(0, 0.01, 0.1)  one of these; anything that a config can hold
+algorithm.kl_coef=choice(0, 0.01, 0.1)  one of these values, of any type that a config can hold
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 Kind = Literal["log", "float", "int", "choice"]
 _FORM = re.compile(r"\s*(log|float|int|choice)\s*\((.*)\)\s*", re.DOTALL)
 _ALLOWED = "log(low, high), float(low, high), int(low, high) or choice(a, b, ...)"
-_EXAMPLE = "For example 'train.learning_rate=log(1e-5, 1e-2)', in quotes because of the shell."
+_EXAMPLE = "For example, write 'train.learning_rate=log(1e-5, 1e-2)', with quotes for the shell."
 
-_YARDSTICK = "it decides by what trials are compared"
-_OWN = "each trial has one of its own"
+_YARDSTICK = "it defines how trials are compared"
+_OWN = "each trial has its own"
 NOT_TURNED = {
     "rewards": f"{_YARDSTICK}: a different reward gives the score a different meaning (`posttrain compare`)",
     "reward_model": _YARDSTICK,
@@ -37,13 +37,13 @@ NOT_TURNED = {
     "data.eval": _YARDSTICK,
     "data.eval_split": _YARDSTICK,
     "data.eval_fraction": _YARDSTICK,
-    "seed": "luck is not a setting to choose; the best configuration runs on fresh seeds at the end",
+    "seed": "a seed is luck, not a setting to tune; the best configuration runs on fresh seeds at the end",
     "output": _OWN,
     "report": "it changes no result",
     "checkpoint": "it changes no result",
-    "preset": "a preset is several settings; turn those",
+    "preset": "a preset stands for several settings; tune those",
 }
-"""Settings, with all below them, that a sweep does not turn, and why."""
+"""Settings that a sweep does not tune, with everything below them -> the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,16 +56,16 @@ class Knob:
     high: float = 0.0
     choices: tuple[Any, ...] = ()
     whole: bool = False
-    """Only whole numbers, on whatever scale."""
+    """True if the knob takes only whole numbers, on any scale."""
 
     @property
     def text(self) -> str:
-        """As it was written: `log(1.0e-05, 0.01)`."""
+        """The knob in its written form: `log(1.0e-05, 0.01)`."""
         inside = self.choices if self.kind == "choice" else (self.low, self.high)
         return f"{self.kind}({', '.join(map(write_value, inside))})"
 
     def distribution(self) -> BaseDistribution:
-        """As Optuna has it; choices are texts there, because they may be anything."""
+        """Return the knob as an Optuna distribution. Choices become text there, because they may have any type."""
         from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
         if self.kind == "choice":
@@ -75,7 +75,7 @@ class Knob:
         return FloatDistribution(self.low, self.high, log=self.kind == "log")
 
     def suggest(self, trial: Trial) -> Any:
-        """The value of this trial, drawn once."""
+        """Draw the value for this trial. Further calls return the same value."""
         if self.kind == "choice":
             texts = [write_value(choice) for choice in self.choices]
             return self.value_of(trial.suggest_categorical(self.key, texts))
@@ -84,22 +84,22 @@ class Knob:
         return trial.suggest_float(self.key, self.low, self.high, log=self.kind == "log")
 
     def stored(self, value: Any) -> Any:
-        """A value that the knob holds, as the study keeps it: of a choice the text, because it may be anything."""
+        """Convert a value of the knob to the form in the study. A choice becomes text, because it may have any type."""
         return write_value(self.choices[self.choices.index(value)]) if self.kind == "choice" else value
 
     def value_of(self, stored: Any) -> Any:
-        """The inverse."""
+        """Convert a value from the study to a value of the knob: the inverse of `stored`."""
         return next((c for c in self.choices if write_value(c) == stored), stored) if self.kind == "choice" else stored
 
     def holds(self, value: Any) -> bool:
-        """May the knob be turned to this value?"""
+        """Can the knob take this value?"""
         if self.kind == "choice":
             return value in self.choices
         is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return is_number and self.low <= value <= self.high and (not self.whole or float(value).is_integer())
 
     def samples(self) -> list[Any]:
-        """Values that have to be allowed: the choices, or the ends."""
+        """Return the values to validate: all choices, or both ends of the range."""
         if self.kind == "choice":
             return list(self.choices)
         return [int(end) for end in (self.low, self.high)] if self.whole else [self.low, self.high]
@@ -112,7 +112,7 @@ class Knob:
 
 
 def is_knob(text: str) -> bool:
-    """Is it a setting with a range, and not one with a value?
+    """Does the text give a setting a range, instead of a value?
 
     >>> is_knob("train.learning_rate=log(1e-5, 1e-2)"), is_knob("train.steps=60")
     (True, False)
@@ -121,7 +121,7 @@ def is_knob(text: str) -> bool:
 
 
 def parse_knob(text: str) -> Knob:
-    """`key=log(low, high)` and its kin. Raises ConfigError.
+    """Parse `key=log(low, high)` and the other forms. Raises ConfigError.
 
     >>> parse_knob("sampling.group_size=int(2, 16)").text
     'int(2, 16)'
@@ -129,12 +129,12 @@ def parse_knob(text: str) -> Knob:
     key, equals, form = text.partition("=")
     key = key.strip().removeprefix("--")
     if not equals or not key:
-        raise ConfigError(given=f"{text!r} is no knob", allowed=f"setting={_ALLOWED}", fix=_EXAMPLE)
+        raise ConfigError(given=f"{text!r} is not a knob", allowed=f"setting={_ALLOWED}", fix=_EXAMPLE)
     return knob_of(key, form)
 
 
 def knob_of(key: str, form: str) -> Knob:
-    """The same in two parts, as a YAML file has them."""
+    """Parse a knob given as key and form, as in a YAML file."""
     match = _FORM.fullmatch(form) if isinstance(form, str) else None
     if match is None:
         raise ConfigError(given=f"{key} = {form}", allowed=_ALLOWED, fix=_EXAMPLE)
@@ -146,8 +146,8 @@ def _choice(key: str, values: Sequence[Any]) -> Knob:
     if len({write_value(value) for value in values}) < len(values) or len(values) < 2:
         raise ConfigError(
             given=f"{key} = choice({', '.join(map(write_value, values))})",
-            allowed="two different values or more",
-            fix=f"For example {key}=choice(a, b).",
+            allowed="two or more different values",
+            fix=f"For example, write {key}=choice(a, b).",
         )
     return Knob(key=key, kind="choice", choices=tuple(values))
 
@@ -172,16 +172,16 @@ def _range(key: str, kind: Any, ends: Sequence[Any]) -> Knob:
 
 
 def check_knobs(knobs: Sequence[Knob], base: Mapping[str, Any]) -> tuple[Knob, ...]:
-    """The knobs, held against the settings of a run: every end and every choice has to be one that the setting takes.
+    """Check the knobs against the settings of a run: each setting must accept every choice and both ends of its range.
 
-    A logarithmic range of a setting that takes whole numbers gives whole numbers. Raises ConfigError, with what was
-    probably meant where there is no such setting.
+    A logarithmic range gives whole numbers if the setting requires them. Raises ConfigError, with a suggestion if there
+    is no such setting.
     """
     keys = [knob.key for knob in knobs]
     if not knobs or len(set(keys)) < len(keys):
         twice = next((key for key in keys if keys.count(key) > 1), None)
-        given = f"{twice} is given twice" if twice else "no knob to turn"
-        raise ConfigError(given=given, allowed=f"one knob or more, each setting={_ALLOWED}", fix=_EXAMPLE)
+        given = f"{twice} is given twice" if twice else "no knob to tune"
+        raise ConfigError(given=given, allowed=f"one or more knobs, each setting={_ALLOWED}", fix=_EXAMPLE)
     return tuple(_checked(knob, base) for knob in knobs)
 
 
@@ -189,7 +189,7 @@ def _checked(knob: Knob, base: Mapping[str, Any]) -> Knob:
     for name, reason in NOT_TURNED.items():
         if knob.key == name or knob.key.startswith(f"{name}."):
             raise ConfigError(
-                given=f"{knob.key} as a knob", allowed=f"another setting: {reason}", fix=f"Leave {knob.key} out."
+                given=f"{knob.key} as a knob", allowed=f"another setting: {reason}", fix=f"Remove {knob.key}."
             )
     for value in knob.samples():
         load_config(base, {knob.key: value})
@@ -204,7 +204,7 @@ def _checked(knob: Knob, base: Mapping[str, Any]) -> Knob:
 
 
 def value_at(config: RunConfig, key: str) -> Any:
-    """The value of a setting by its dotted path; None where there is no such section."""
+    """Return the value of a setting by its dotted path. None if there is no such section."""
     found: Any = config.model_dump(mode="json")
     for step in key.split("."):
         if isinstance(found, list):

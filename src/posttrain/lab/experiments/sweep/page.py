@@ -1,4 +1,4 @@
-"""`report.html` of a sweep: one page that needs no network, made from what `results.json` holds."""
+"""Writes `report.html` of a sweep: one page from the data of `results.json`, which needs no network."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def write_page(found: Found, folder: Path) -> Path:
 
 
 def render(found: Found, best_config: str = "") -> str:
-    """The page as text."""
+    """Return the page as HTML."""
     name = Path(found["folder"]).name
     sections: list[Section] = [
         ("result", "Result", _result(found)),
@@ -59,9 +59,9 @@ def _headline(found: Found) -> str:
     if found["best"] is None:
         return "No trial finished"
     if found["best"]["is_default"]:
-        return "Nothing that was tried beats the default"
+        return "No tried configuration beats the default"
     if found["confirmation"] is None:
-        return "A best configuration, not yet tried on fresh seeds"
+        return "The best configuration, not yet tested on fresh seeds"
     return {
         1: "The best configuration beats the default on fresh seeds",
         0: "The best configuration is not shown to beat the default",
@@ -78,9 +78,9 @@ def _knobs(found: Found) -> str:
         hint = f"{escaped(knob.text)}.{weight}"
         cards.append(f'<figure class="card"><h3>{escaped(knob.key)}</h3><p class="hint">{hint}</p>{chart}</figure>')
     lead = (
-        f"Held-out {escaped(found['measure'])} at the end of each trial. Dots finished, pale dots were pruned, crosses "
-        "collapsed, the ring is the best; where trials collapse is shaded, if that is more than chance. Importance is "
-        "the share of each setting in what tells the best quarter of the trials from all of them (PED-ANOVA)."
+        f"Held-out {escaped(found['measure'])} at the end of each trial. Dots: finished. Pale dots: pruned. Crosses: "
+        "collapsed. Ring: the best. Shaded: the values where trials collapse, if that is more than chance. Importance "
+        "is how much a setting separates the best quarter of the trials from all of them, as a share (PED-ANOVA)."
     )
     return f'<h2>What each setting does</h2><p class="lead">{lead}</p><div class="charts">{"".join(cards)}</div>'
 
@@ -95,9 +95,9 @@ def _collapse(found: Found) -> str:
         if trial["outcome"] == "collapsed"
     )
     lead = (
-        "A trial collapsed when a guard stopped it, or when it ended worse than it began. Of each setting the split "
-        "that tells collapsed trials from the others best; how often chance alone makes one as clear is counted by "
-        "dealing the collapses out at random, over all settings and splits."
+        "A trial collapsed if a guard stopped it, or if it ended worse than it began. For each setting, the list shows "
+        "the split that best separates collapsed trials from the others. The chance of as clear a split is estimated "
+        "by assigning the collapses at random, over all settings and splits."
     )
     return f'<h2>From success to collapse</h2><p class="lead">{lead}</p><ul class="notes">{items}{reasons}</ul>'
 
@@ -114,7 +114,7 @@ def _fresh(found: Found) -> str:
         for seed, sides in by_seed.items()
     ]
     shown = table(("seed", "default", "best", "difference"), rows)
-    lead = "Seeds that played no part in the choice, with both configurations."
+    lead = "Both configurations on seeds that played no part in the selection."
     return f'<h2>On fresh seeds</h2><p class="lead">{lead}</p>{shown}'
 
 
@@ -132,7 +132,7 @@ def _course(found: Found) -> str:
     if not chart:
         return ""
     lead = (
-        "The score of every trial over its steps: blue is the best, orange collapsed. Lines that end early "
+        "The score of every trial over its steps. Blue: the best. Orange: collapsed. Lines that end early "
         "were pruned or collapsed."
     )
     card = f'<div class="charts"><figure class="card">{chart}</figure></div>'
@@ -154,7 +154,7 @@ def _trials(found: Found) -> str:
     ]
     ended = [trial["tokens"] for trial in found["trials"] if trial["outcome"] == "finished"]
     uneven = ended and max(ended) > 1.2 * statistics.median(ended)
-    note = '<p class="hint">Not every trial cost the same: look at the tokens.</p>' if uneven else ""
+    note = '<p class="hint">Trials differ in cost: see the tokens.</p>' if uneven else ""
     shown = table(("trial", "outcome", found["measure"], *keys, "tokens", "reason"), rows)
     return f"<h2>All trials</h2>{note}{shown}"
 
@@ -178,7 +178,7 @@ def knobs_of(found: Found) -> list[Knob]:
 
 
 def knob_chart(found: Found, knob: Knob) -> str:
-    """Held-out score against one knob. Empty where nothing was measured."""
+    """Plot the held-out score against one knob. Empty if nothing was measured."""
     trials = [trial for trial in found["trials"] if trial["outcome"] in _SHAPES and knob.key in trial["values"]]
     marks = [_mark(found, knob, trial) for trial in trials]
     default = found["default"].get(knob.key)
@@ -214,7 +214,7 @@ def _across(knob: Knob) -> Across:
 
 
 def _region(found: Found, knob: Knob) -> tuple[float, float] | None:
-    """Where trials collapse, if that is more than chance."""
+    """Return the range in which trials collapse, if that is more than chance."""
     boundary = next((b for b in found["boundaries"] if b["key"] == knob.key and b["chance"] < 0.05), None)
     if boundary is None:
         return None
@@ -226,7 +226,7 @@ def _region(found: Found, knob: Knob) -> tuple[float, float] | None:
 
 
 def course_chart(found: Found) -> str:
-    """Held-out score over the steps of every trial, the best one in colour."""
+    """Plot the held-out score of every trial over its steps, with the best one in colour."""
     best = found["best"]["number"] if found["best"] else None
     lines = [
         Series(name=f"trial {trial['number']}", points=trial["course"], colour=_colour(trial, best))

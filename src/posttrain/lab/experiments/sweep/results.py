@@ -1,4 +1,4 @@
-"""The findings of a sweep, in sentences that claim no more than was shown."""
+"""The findings of a sweep, in sentences that claim no more than the evidence supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from posttrain.lab.experiments.sweep.trials import goodness
 
 @dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """All of it; `to_json` is what `results.json` holds."""
+    """The complete result of a sweep. `results.json` holds its `to_json`."""
 
     folder: Path
     settings: SweepSettings
@@ -27,13 +27,13 @@ class SweepResult:
     trials: tuple[TrialRecord, ...]
     best: TrialRecord | None
     importance: Mapping[str, float]
-    """Setting -> share of what tells the best quarter of the trials from all (PED-ANOVA); empty where they are few."""
+    """Setting -> its share in separating the best quarter of the trials from all (PED-ANOVA). Empty with few trials."""
     boundaries: tuple[Boundary, ...]
-    """For each knob, the boundary between success and collapse; the clearest first."""
+    """The boundary between success and collapse for each knob, clearest first."""
     confirmation: Confirmation | None
-    """None where the default is the best, nothing finished, or no fresh seeds were asked for."""
+    """None if the default is the best, no trial finished, or no fresh seeds were requested."""
     fresh_rows: bool
-    """Does each seed draw held-out rows of its own?"""
+    """Does each seed draw its own held-out rows?"""
     notes: tuple[str, ...] = ()
 
     @property
@@ -67,23 +67,23 @@ class SweepResult:
 
     def _held(self) -> str:
         if self.best is not None and self.best.is_default:
-            return "It is the default configuration: no tried configuration beats it, and none was run again."
+            return "It is the default configuration: no tried configuration beats it, so none was run again."
         if self.confirmation is None:
             return (
                 "" if self.best is None else ("It was not run on fresh seeds, so it is not shown to beat the default.")
             )
         c = self.confirmation
-        ran = f"On {len(c.pairs)} fresh seeds, on which both ended well,"
+        ran = f"On {len(c.pairs)} fresh seeds with which both finished,"
         if len(c.pairs) < 2:
-            return f"{ran} nothing can be said: an interval takes two. {self._fell()}".rstrip()
+            return f"{ran} nothing can be concluded: an interval needs two seeds. {self._fell()}".rstrip()
         before, after = (statistics.fmean(side) for side in zip(*c.pairs, strict=True))
         mean, low, high, _ = c.difference
         span = f"a difference of {mean:+.3g}, 95% interval {low:+.3g} to {high:+.3g}"
-        text = f"{ran} it has {after:.4g} and the default {before:.4g}: {span}"
+        text = f"{ran} it scores {after:.4g} and the default {before:.4g}: {span}"
         says = {
             1: "which is better than the default.",
             -1: "which is worse than the default.",
-            0: "by which it is not shown to be better than the default.",
+            0: "which does not show that it is better than the default.",
         }
         return f"{text}, {says[c.verdict]} {self._fell()}".rstrip()
 
@@ -92,7 +92,7 @@ class SweepResult:
         c, runs = self.confirmation, len(self.confirmation.of("best"))
         kinds = {"Collapsed": c.collapses, "Failed otherwise": lambda side: c.lost(side) - c.collapses(side)}
         return " ".join(
-            f"{kind}: {best} of {runs} runs of the best one, {default} of {runs} of the default."
+            f"{kind}: {best} of {runs} runs of the best configuration, {default} of {runs} of the default."
             for kind, of in kinds.items()
             if (best := of("best")) + (default := of("default"))
         )
@@ -101,20 +101,20 @@ class SweepResult:
         if self.best is None or self.best.is_default:
             return ""
         ended = sum(trial.outcome == "finished" for trial in self.trials)
-        luck = f"Its score in the sweep is the highest of {ended}, and so too high by luck"
+        luck = f"Its score in the sweep is the highest of {ended}, and therefore too high by luck"
         if self.confirmation is None:
             return f"{luck}."
         rows = (
-            "Each of them draws its held-out rows anew."
+            "Each of them draws new held-out rows."
             if self.fresh_rows
-            else "The held-out rows are the ones that selected it, so some of the luck remains in both."
+            else "The held-out rows are those used for the selection, so some of the luck remains in both."
         )
-        return f"{luck}; the fresh seeds played no part in the choice. {rows}"
+        return f"{luck}; the fresh seeds played no part in the selection. {rows}"
 
     def _collapses(self) -> str:
         if not any(trial.outcome == "collapsed" for trial in self.trials):
             return ""
-        return self.boundaries[0].sentence if self.boundaries else "No one knob explains the collapses by itself."
+        return self.boundaries[0].sentence if self.boundaries else "No single knob explains the collapses."
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -135,17 +135,17 @@ class SweepResult:
         }
 
     def render(self) -> str:
-        """For a terminal."""
+        """Return the result as text for a terminal."""
         places = [("report", self.report), ("best", self.best_config)]
         return "\n".join([*self.sentences(), *self.notes, "", *(f"{name:<8} {path}" for name, path in places if path)])
 
 
 def show(value: Any) -> str:
-    """A value of a knob, with four digits of a drawn number."""
+    """Format a knob's value, with four significant digits for a float."""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def best_of(trials: Sequence[TrialRecord], measure: str) -> TrialRecord | None:
-    """The finished trial with the best score; of equals the first."""
+    """Return the finished trial with the best score. The first one wins a tie."""
     ended = [trial for trial in trials if trial.outcome == "finished" and trial.score is not None]
     return max(ended, key=lambda trial: goodness(measure, trial.score or 0.0), default=None)

@@ -1,7 +1,7 @@
-"""The settings of a sweep, as stored in `sweep.json` of its folder: a sweep can only continue with the settings it
+"""The settings of a sweep, stored in `sweep.json` in its folder. A sweep can only continue with the settings that it
 began with.
 
-The settings of its runs are plain data, which is written to a file for each trial.
+The settings of its runs are plain data. Each trial gets them in a file.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from posttrain.lab.experiments.sweep.study import PRUNERS, Pruner
 
 STEPS, WARMUP = "train.steps", "train.warmup_steps"
 EVALUATIONS = 5
-"""Held-out evaluations during a trial, where the config asks for none: what a trial can be pruned by."""
+"""Held-out evaluations during a trial if the config has none. Pruning needs them."""
 
 
 def given_settings(resolved: Resolved) -> dict[str, Any]:
-    """The settings that the user gave, without defaults: from the file, its preset and the command line."""
+    """Return the settings without defaults: those from the file, its preset and the command line."""
     whole = resolved.config.model_dump(mode="json")
     tree: dict[str, Any] = {}
     for path, value in leaves(whole):
@@ -36,12 +36,12 @@ def given_settings(resolved: Resolved) -> dict[str, Any]:
             put(tree, path, value)
     for name, field in RunConfig.model_fields.items():
         if name not in tree and whole[name] is not None and field.default is None:
-            tree[name] = {}  # a section that is there, with nothing but defaults
+            tree[name] = {}  # a section that exists with only default values
     return tree
 
 
 def put(tree: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
-    """Set the value at a path; sections and entries of lists on the way are made.
+    """Set the value at a path. Missing sections and list entries on the way are created.
 
     >>> tree = {"rewards": [{"name": "math"}], "lora": None}
     >>> put(tree, ("rewards", 0, "weight"), 0.5)
@@ -59,7 +59,7 @@ def put(tree: dict[str, Any], path: tuple[str | int, ...], value: Any) -> None:
 
 
 def _at(section: Any, step: Any) -> Any:
-    """What stands there; None where nothing does, and of a list room is made for it."""
+    """Return the entry, or None if there is none. A list is extended to hold it."""
     if isinstance(section, dict):
         return section.get(step)
     section.extend(None for _ in range(step + 1 - len(section)))
@@ -67,8 +67,8 @@ def _at(section: Any, step: Any) -> Any:
 
 
 def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with others, by dotted path, in their place. Where steps are changed and the warm-up is not, it
-    keeps its share of them."""
+    """Replace settings by dotted path. If the steps change and the warm-up is not given, it keeps its share of the
+    steps."""
     tree = copy.deepcopy(dict(base))
     before = tree.get("train", {})
     if STEPS in values and WARMUP not in values and before.get("steps") and before.get("warmup_steps"):
@@ -79,14 +79,14 @@ def with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str,
 
 
 def for_trials(config: RunConfig, given: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The settings of each trial, and what was changed in them, in words: evaluations to be pruned by, a checkpoint at
-    each of them to go on from, and no folder, because each has its own."""
+    """Return the settings of each trial, and a note on the changes. A trial has evaluations to prune by, a checkpoint
+    at each evaluation to continue from, and no output, because each trial has its own folder."""
     every = config.evaluation.every or max(1, config.train.steps // EVALUATIONS)
     tree = with_values(given, {"evaluation.every": every, "checkpoint.every": every, "checkpoint.keep": 1})
     tree.pop("output", None)
     if config.evaluation.every:
         return tree, ""
-    return tree, f"evaluation.every = {every} in each trial, so that it can be pruned; the config sets none"
+    return tree, f"evaluation.every = {every} in each trial, because pruning needs it; the config has none"
 
 
 FILE = "sweep.json"
@@ -94,7 +94,7 @@ FILE = "sweep.json"
 
 @dataclass(frozen=True, kw_only=True)
 class SweepSettings:
-    """A sweep: where it starts, what it turns, and how long."""
+    """The settings of a sweep: its base, its knobs and its length."""
 
     given: Mapping[str, Any]
     """The settings of the config, without defaults."""
@@ -102,7 +102,7 @@ class SweepSettings:
     trials: int = 20
     pruner: Pruner = "median"
     seeds: int = 5
-    """Fresh seeds on which the best configuration and the default one are run again."""
+    """Number of fresh seeds on which the best configuration and the default run again."""
 
     def __post_init__(self) -> None:
         for name, least in (("trials", 1), ("seeds", 0)):
@@ -117,12 +117,12 @@ class SweepSettings:
 
     @property
     def default(self) -> dict[str, Any]:
-        """What the knobs stand at in the config."""
+        """The values of the knobs in the config."""
         return {knob.key: value_at(self.config, knob.key) for knob in self.knobs}
 
     @property
     def base(self) -> dict[str, Any]:
-        """The settings of each trial, before a knob is turned."""
+        """The settings of each trial, before the knobs are set."""
         return for_trials(self.config, self.given)[0]
 
     @property
@@ -135,7 +135,7 @@ class SweepSettings:
         return {"knobs": knobs, **settings, "base": dict(self.given)}
 
     def keep(self, folder: Path) -> None:
-        """Write them down; where the folder holds a sweep, it has to be this one, of whatever number of trials."""
+        """Save the settings. If the folder holds another sweep, raise ConfigError; trials and seeds may differ."""
         before = read_settings(folder)
         if before is not None:
             mine, its = (json.loads(json.dumps(s.to_json())) for s in (self, before))
@@ -150,7 +150,7 @@ class SweepSettings:
 
 
 def read_settings(folder: Path) -> SweepSettings | None:
-    """The settings of the sweep in a folder; None if there is none."""
+    """Read the settings of the sweep in a folder. None if there is none."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:

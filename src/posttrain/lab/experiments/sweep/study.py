@@ -1,7 +1,7 @@
-"""The study: what Optuna keeps about a sweep in `study.db`, opened, asked for trials and told how they ended.
+"""The Optuna study of a sweep, in `study.db`: open it, list its trials, and record how they ended.
 
-All that a trial came to is in its attributes there, so that the file alone says everything, whatever was killed when.
-Higher is better always: of a loss the negative is kept.
+The attributes of a trial hold its full result, so the file is complete even if a process is killed. Higher values are
+always better; a loss is stored with a minus sign.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ Pruner = Literal["median", "hyperband", "none"]
 PRUNERS: tuple[Pruner, ...] = ("median", "hyperband", "none")
 NAME = "sweep"
 BEFORE_PRUNING = 4
-"""Finished trials that the median is of, at least.
+"""Fewest finished trials before median pruning starts.
 
-Of trials from the best quarter, 12.5 % fall below the score of a single other one, 5.5 % below the median of three, 3 %
-below that of four (scores normally distributed): four are the fewest with less than 5 %. With eight it would be 1 %, at
-the price of four more runs to their end. The noise of a held-out score comes on top: evaluate on more rows, not later.
+Among trials of the best quarter, 12.5 % fall below the score of a single other trial, 5.5 % below the median of three,
+and 3 % below the median of four (scores normally distributed). Four is the smallest number with less than 5 %. Eight
+would give 1 %, but cost four more full runs. The noise of the held-out score adds to this: evaluate on more rows.
 """
 LEFT_ALONE = 3
-"""The first third of each trial is never stopped: learning rates that win in the end are often behind at first."""
+"""The first third of a trial is never pruned: learning rates that win in the end are often behind at first."""
 AT_RANDOM = 8
-"""First trials, drawn at random, before the sampler has something to go by."""
+"""Number of random trials before the sampler has enough data."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialRecord:
-    """One trial: what it was given, and what became of it."""
+    """One trial: its values and its result."""
 
     number: int
     values: dict[str, Any]
     """Setting -> value."""
     outcome: Outcome
-    """`collapsed`: a guard stopped it, or it ended shown to be worse than it began. That is a result, no accident."""
+    """`collapsed`: a guard stopped it, or it ended significantly worse than it began. This is a valid result."""
     reason: str = ""
-    """Why it did not finish."""
+    """Why the trial did not finish."""
     step: int | None = None
     """The step of the last measurement."""
     score: float | None = None
-    """At its end, of the held-out rows, in its own units; with its interval over them."""
+    """Held-out score at the end, in the measure's units. `low` and `high` are its interval over the held-out rows."""
     low: float | None = None
     high: float | None = None
     course: tuple[tuple[int, float], ...] = ()
     tokens: int = 0
-    """That it was trained on: some settings make a step cost more than others do."""
+    """Number of tokens trained on. Some settings make a step more expensive."""
     is_default: bool = False
 
 
 def need_optuna() -> Any:
-    """The module, quiet. Raises ConfigError where it is not installed."""
+    """Import optuna and silence its logs. Raises ConfigError if it is not installed."""
     try:
         import optuna
     except ImportError:
@@ -78,7 +78,7 @@ def need_optuna() -> Any:
 
 
 def open_study(file: Path, *, pruner: Pruner, seed: int, steps: int) -> Study:
-    """The study of a folder, made where there is none."""
+    """Open the study in a file, or create it."""
     optuna = need_optuna()
     study = optuna.create_study(
         study_name=NAME,
@@ -87,7 +87,7 @@ def open_study(file: Path, *, pruner: Pruner, seed: int, steps: int) -> Study:
         direction="maximize",
         pruner=_pruner(optuna, pruner, steps),
     )
-    drawn = len(study.get_trials(deepcopy=False))  # a sampler that goes on must not draw the same numbers again
+    drawn = len(study.get_trials(deepcopy=False))  # a continued sweep must not draw the same numbers again
     study.sampler = optuna.samplers.TPESampler(
         n_startup_trials=AT_RANDOM, multivariate=True, constant_liar=True, seed=seed + drawn
     )
@@ -105,7 +105,7 @@ def _pruner(optuna: Any, pruner: Pruner, steps: int) -> BasePruner:
 
 
 def unfinished(study: Study) -> Iterator[tuple[Trial, set[int]]]:
-    """Trials that were at work when the process that looked after them ended, and the steps that they reported."""
+    """Yield the trials that were running when their supervising process ended, and the steps that they reported."""
     import optuna
 
     for trial in study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.RUNNING,)):
@@ -113,14 +113,14 @@ def unfinished(study: Study) -> Iterator[tuple[Trial, set[int]]]:
 
 
 def begun(study: Study) -> int:
-    """Trials that were started, however they ended."""
+    """Count the trials that were started, however they ended."""
     import optuna
 
     return sum(t.state is not optuna.trial.TrialState.WAITING for t in study.get_trials(deepcopy=False))
 
 
 def tell(study: Study, trial: Trial, outcome: Outcome, value: float | None) -> None:
-    """How a trial ended. A collapsed one counts as pruned: the sampler turns away from it, and no score is made up."""
+    """Record how a trial ended. A collapsed trial counts as pruned: the sampler avoids it without a made-up score."""
     from optuna.trial import TrialState
 
     if outcome == "finished" and value is not None:
@@ -130,7 +130,7 @@ def tell(study: Study, trial: Trial, outcome: Outcome, value: float | None) -> N
 
 
 def records(study: Study, knobs: tuple[Knob, ...]) -> list[TrialRecord]:
-    """All trials that were started, in their order."""
+    """Return all started trials in order."""
     import optuna
 
     waiting = optuna.trial.TrialState.WAITING

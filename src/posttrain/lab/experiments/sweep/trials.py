@@ -1,6 +1,6 @@
-"""One trial: an ordinary run with some settings turned, watched while it trains and pruned where others do better.
+"""One trial: an ordinary run with changed settings, watched while it trains and pruned if it falls behind.
 
-Its `Course` is what the run has measured on held-out rows so far, read from its folder.
+Its `Course` holds the run's held-out scores so far, read from its folder.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ INTERRUPTED = "KeyboardInterrupt"
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """Held-out scores of one run by step; 0 is before training."""
+    """The held-out scores of one run by step. Step 0 is before training."""
 
     measure: str
-    """`score` of greedy answers (the mean of their total reward), else as the report of the run has it."""
+    """`score` (the mean total reward) for greedy answers, otherwise the measure of the run's report."""
     points: tuple[tuple[int, Span], ...]
     tokens: int
-    """Trained so far."""
+    """Number of tokens trained on so far."""
     state: Literal["finished", "failed", "unfinished"]
     error: Mapping[str, Any]
-    """error.json of a run that failed by itself; empty where it was stopped from outside, and goes on."""
+    """Content of error.json if the run failed. Empty if it was stopped from outside and can continue."""
 
     @property
     def baseline(self) -> Span | None:
@@ -48,12 +48,12 @@ class Course:
 
     @property
     def last(self) -> Span | None:
-        """After training, where there is one."""
+        """The newest score after step 0, if there is one."""
         return self.points[-1][1] if len(self.points) > 1 else None
 
     @property
     def is_worse(self) -> bool:
-        """Is the last measurement shown to be worse than the first: intervals that do not overlap?"""
+        """Is the last score significantly worse than the first? Their intervals must not overlap."""
         first, last = self.baseline, self.last
         if first is None or last is None or not first.disjoint(last):
             return False
@@ -61,12 +61,12 @@ class Course:
 
 
 def goodness(measure: str, value: float) -> float:
-    """The value, or of a measure where lower is better its negative."""
+    """Return the value, with a minus sign if lower is better for this measure."""
     return -value if measure in LOWER_IS_BETTER else value
 
 
 def read_course(folder: Path) -> Course:
-    """The course of a run folder in any state; without points if nothing has been measured yet."""
+    """Read the course of a run in any state. It has no points if nothing has been measured yet."""
     run = read_run(folder)
     found = {
         int(number(event.get("step"), 0)): mapping(event.get("evaluation"))
@@ -87,7 +87,7 @@ def read_course(folder: Path) -> Course:
 
 
 def _measure(*evaluations: Mapping[str, Any]) -> str:
-    """`score` of answers even where the report says accuracy: which of the two it says depends on the answers seen."""
+    """Return the measure: `score` for answers. The report's choice of accuracy depends on the answers seen so far."""
     return "score" if kind_of(*evaluations) == "answers" else measure_of(*evaluations)
 
 
@@ -97,7 +97,7 @@ Say = Callable[[str], None]
 
 @dataclass(kw_only=True)
 class TrialTask:
-    """A trial at work: its run is `folder`, what is known of it is in the study."""
+    """A trial in progress. `folder` holds its run, the study its results."""
 
     study: Study
     trial: Trial
@@ -125,7 +125,7 @@ class TrialTask:
         return start_child(self.settings, self.folder, environment=self.environment)
 
     def _done_before(self) -> FrozenTrial | None:
-        """An earlier trial with these values. It would be the same run: the seed is the same, too."""
+        """Return an earlier trial with the same values. With the same seed, this would be the same run."""
         ended = [trial for trial in self.study.get_trials(deepcopy=False) if trial.state.is_finished()]
         return next((trial for trial in ended if trial.params == self.trial.params), None)
 
@@ -136,7 +136,7 @@ class TrialTask:
         self.say(f"trial {self.trial.number} has the same settings as trial {same.number} and is not run again")
 
     def look(self, child: Child) -> None:
-        """Report each new held-out score, and stop a run that falls behind."""
+        """Report each new held-out score, and stop the run if it falls behind."""
         events = self.folder / "events.jsonl"
         size = events.stat().st_size if events.exists() else -1
         if size == self.size or self.pruned:
@@ -154,7 +154,7 @@ class TrialTask:
             self._end(result.exit_code, result.reason, course)
 
     def _report(self, course: Course) -> bool:
-        """True where something new was measured."""
+        """Report new scores to the study. Return True if there were any."""
         new = [(step, span) for step, span in course.points if step > 0 and step not in self.reported]
         for step, span in new:
             self.trial.report(goodness(course.measure, span.mean), step)
@@ -169,7 +169,7 @@ class TrialTask:
             self._conclude("collapsed" if exit_code == COLLAPSED else "failed", reason, course)
 
     def _conclude(self, outcome: Outcome, reason: str, course: Course | None) -> None:
-        """Write down what came of it, then tell the study: a kill in between only makes both happen again."""
+        """Save the result, then close the trial in the study. If a kill comes between the two, both are repeated."""
         last = course.last if course else None
         value = None if course is None or last is None else goodness(course.measure, last.mean)
         if outcome == "finished" and value is None:
@@ -207,8 +207,8 @@ def trial_tasks(
     default: Mapping[str, Any] | None,
     say: Say,
 ) -> Iterator[TrialTask]:
-    """First those that were at work when the last process ended, then new ones up to `trials`; the first of all has the
-    `default` values, where the knobs can be turned to them."""
+    """Yield the trials that were running when the last process ended, then new ones up to `trials`. The first trial has
+    the `default` values, if the knobs can take them."""
 
     def task(trial: Trial, reported: set[int]) -> TrialTask:
         values = {knob.key: knob.suggest(trial) for knob in knobs}

@@ -1,8 +1,8 @@
-"""A second look at the answers. Training never sees it: where it disagrees with the reward, the run says so."""
+"""A second look at the answers. Training never uses it. If it disagrees with the reward, the run says so."""
 
 
 def check(prompt, completion, **row):
-    """1 when the word of the prompt is spelled backwards.
+    """1 if the word of the prompt is spelled backwards.
 
     >>> check("dbca<", "acbd"), check("dbca<", "dbca")
     (1.0, 0.0)

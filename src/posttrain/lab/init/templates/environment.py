@@ -1,10 +1,10 @@
-"""The environment: one is made for each trajectory. It answers each turn of the model, and says what all were worth."""
+"""The environment: each trajectory has its own. It answers each turn of the model, and gives the reward at the end."""
 
 import re
 
 
 class Game:
-    """A number is to be guessed. After each guess the game says whether the number is higher or lower.
+    """The model guesses a number. After each guess, the game says whether the number is higher or lower.
 
     >>> game = Game()
     >>> game.reset({"secret": 7})
@@ -35,5 +35,5 @@ class Game:
         return f"The number is {'lower' if guess > self.secret else 'higher'} than {guess}."
 
     def reward(self):
-        """Called at the end: 1 where the number was found, less the farther the nearest guess was from it."""
+        """Called at the end: 1 if the number was found, otherwise less, the farther the nearest guess was off."""
         return self.nearest

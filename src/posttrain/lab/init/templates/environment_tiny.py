@@ -1,8 +1,8 @@
-"""The environment: one is made for each trajectory. It answers each turn of the model, and says what all were worth."""
+"""The environment: each trajectory has its own. It answers each turn of the model, and gives the reward at the end."""
 
 
 class Word:
-    """A word is to be spelled backwards in two tries. After the first one, the letters in the right place are shown.
+    """The model spells a word backwards in two tries. After the first try it sees the letters in the right place.
 
     >>> word = Word()
     >>> word.reset({"answer": "acbd"})
@@ -31,5 +31,5 @@ class Word:
         return "".join(shown).ljust(len(self.answer), "-")
 
     def reward(self):
-        """Called at the end: the share of right letters in the last try, so that a try that is nearly right counts."""
+        """Called at the end: the share of right letters in the last try, so that a nearly right try counts."""
         return self.share

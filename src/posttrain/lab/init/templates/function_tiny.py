@@ -2,9 +2,9 @@
 
 
 def score(prompt, completion, **row):
-    """0 to 1: the share of letters in the right place, when the word of the prompt is spelled backwards.
+    """0 to 1: the share of letters in the right place, if the word of the prompt is spelled backwards.
 
-    An answer that is nearly right is worth more than none: so the model learns before it is ever right.
+    A nearly right answer gets part of the reward, so that the model learns before it is ever right.
 
     >>> score("dbca<", "acbd"), score("dbca<", "acb"), score("dbca<", "")
     (1.0, 0.75, 0.0)

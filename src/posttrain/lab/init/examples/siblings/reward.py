@@ -1,8 +1,8 @@
-"""What an answer is worth."""
+"""The reward for an answer."""
 
 
 def right(completion, answer=None):
-    """1 for the right number and nothing else. A row of plain.jsonl has no answer: it is worth 0, whatever is said.
+    """1 if the completion is exactly the right number. A row of plain.jsonl has no answer, so its reward is always 0.
 
     >>> right("5", answer="5"), right("5 sisters", answer="5"), right("Bread is baked.")
     (1.0, 0.0, 0.0)
