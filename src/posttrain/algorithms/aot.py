@@ -27,9 +27,9 @@ class AOT(PairLoss):
     key = "aot"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     label_smoothing: BelowHalf = 0.0
-    """Probability that a pair is labelled the wrong way round."""
+    """Probability that the two labels of a pair are swapped."""
     comparison: Literal["paired", "unpaired"] = "paired"
     """paired: margins of the policy against margins of the reference; unpaired: chosen against rejected answers, of
     whatever prompt."""

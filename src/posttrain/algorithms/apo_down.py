@@ -20,7 +20,7 @@ class APODown(PairLoss):
     key = "apo_down"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

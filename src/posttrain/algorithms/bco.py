@@ -43,7 +43,7 @@ class BCO(LabelLoss):
     metrics = LABEL_METRICS | {"delta": "the shift: the mean of the class means of R over all steps so far"}
 
     beta: Positive = 0.01
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     reduction: Literal["examples", "class_means"] = "examples"
     """examples: mean over all answers; class_means: the sum of the means of the two classes, as the paper writes it,
     where a rare class counts as much as a frequent one."""

@@ -25,7 +25,7 @@ class DPOP(PairLoss):
     }
 
     beta: Positive = 0.3
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     penalty: NonNegative = 50.0
     """By how much more a fall of the chosen answer counts than the margin. 0 is DPO."""
     alpha: NonNegative = 0.0

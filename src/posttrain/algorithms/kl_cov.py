@@ -36,7 +36,7 @@ class KLCov(PolicyGradient):
     penalty: NonNegative = 1.0
     """Weight of |logprobs - old_logprobs| in the loss of the tokens that are held."""
     dynamic_sampling: bool = True
-    """Replace prompts whose completions all earn the same reward by others, until the step is full."""
+    """If true, prompts whose completions all have the same reward are replaced until the step is full."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

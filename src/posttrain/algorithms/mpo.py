@@ -21,7 +21,7 @@ class MPO(PairLoss):
     key = "mpo"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     dpo_weight: NonNegative = 0.8
     """Weight of the preference between the two answers."""
     bco_weight: NonNegative = 0.2

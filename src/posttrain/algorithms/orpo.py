@@ -4,7 +4,7 @@
     odds(y) = p / (1 - p),  p = exp(a(y))                         p: the geometric mean of its token probabilities
     L       = NLL(chosen) - beta * log sigmoid(log odds(chosen) - log odds(rejected))
 
-Mean over the pairs of the step; the NLL is averaged as nll_normalization says. Supervised fine-tuning and
+Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. Supervised fine-tuning and
 preference in one stage, without a reference. log(1 - p) is computed without cancellation, a is held at -1e-7.
 """
 
@@ -29,8 +29,8 @@ class ORPO(PairLoss):
     beta: Positive = 0.1
     """Weight of the odds-ratio term beside the NLL; the paper's lambda."""
     nll_normalization: NLLNormalization = "token_mean"
-    """token_mean: over all chosen tokens of the step; sequence_mean: per token of each answer, then over pairs; sum:
-    summed over each answer, then over pairs."""
+    """Averaging of the NLL. token_mean: mean over all chosen tokens of the step; sequence_mean: mean over the tokens
+    of each chosen answer, then over pairs; sum: sum over the tokens of each chosen answer, then mean over pairs."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -33,9 +33,9 @@ class PassAtK(PolicyGradient):
     correct_at: Finite = 1.0
     """A completion with at least this reward counts as correct, every other as wrong."""
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
 
     @property
     def correct_from(self) -> float:

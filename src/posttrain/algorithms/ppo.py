@@ -51,18 +51,18 @@ class PPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS | VALUE_METRICS | REWARD_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     value_clip: Positive | None = 0.2
     """A value gains nothing by moving further than this from where it was before the update; None is off."""
     value_coef: NonNegative = 1.0
     """Weight of the critic's loss. It weighs what the critic does to a trunk that it shares with the policy; AdamW
     makes a critic of its own, or an adapter, indifferent to it."""
     gamma: UnitInterval = 1.0
-    """Discount per token."""
+    """Discount factor per token."""
     gae_lambda: UnitInterval = 0.95
     """1: the return minus the value, unbiased; 0: one-step temporal differences, of least variance."""
     kl_coef: NonNegative = 0.02

@@ -20,9 +20,9 @@ class RobustDPO(PairLoss):
     key = "robust_dpo"
 
     beta: Positive = 0.01
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     label_smoothing: BelowHalf = 0.1
-    """Probability that a pair is labelled the wrong way round. 0 is DPO."""
+    """Probability that the two labels of a pair are swapped. With 0 the loss is DPO's."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -25,13 +25,13 @@ class LitePPO(Row):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
     """Read only when kl_coef > 0; k3_corrected has the unbiased gradient of KL(policy || reference)."""
 
@@ -53,9 +53,9 @@ class LUSPO(Row):
     metrics = clip_formulas("completions", "s")
 
     clip_low: NonNegative = 2e-3
-    """Lowering a completion's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a completion ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 2.5e-3
-    """Raising a completion's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a completion ratio above 1 + clip_high gives no further gain."""
 
 
 @settings
@@ -105,9 +105,9 @@ class MaxRL(Row):
     metrics = clip_formulas()
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
 
 
 @settings
@@ -146,4 +146,4 @@ class GRPOPassK(Row):
     metrics = clip_formulas()
 
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
