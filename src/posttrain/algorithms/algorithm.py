@@ -124,8 +124,7 @@ class Algorithm:
         return {}
 
     def prepare(self, batch: Batch) -> Batch:
-        """Return the batch with all quantities that couple the rows of an optimizer step. Runs before the first backward
-        pass, without gradient."""
+        """Compute all that couples the rows of an optimizer step, without gradient, before the first backward pass."""
         return batch
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
@@ -143,8 +142,8 @@ def require_whole_update(batch: Batch, totals: Totals, missing: str) -> None:
         rejected = int(((batch.correction_BT == 0) & ~batch.completion_mask_BT).sum())
     if rejected and in_loss + rejected == totals.tokens:
         raise ConfigError(
-            given=f"totals that count {totals.tokens} tokens, but the correction rejects {rejected} of them and removes "
-            "them from the denominator",
+            given=f"totals that count {totals.tokens} tokens, but the correction rejects {rejected} of them and takes "
+            "them out of the denominator",
             allowed="totals of the batch that algorithm.prepare returns",
             fix=f"Call batch = algorithm.prepare(batch) with {missing}, then count_totals(batch), then the loss.",
         )

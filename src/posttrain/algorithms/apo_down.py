@@ -1,9 +1,9 @@
-"""APO-down: anchored preference optimisation, down with both answers (arXiv:2408.06266).
+"""APO-down: anchored preference optimisation that lowers both answers (arXiv:2408.06266).
 
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = sigmoid(s(chosen)) + 1 - sigmoid(s(chosen) - s(rejected))
 
-Mean over the pairs of the step. Both answers fall, the rejected one further.
+Mean over the pairs of the step. Both answers become less likely, the rejected one more so.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""APO-zero: anchored preference optimisation, up with the chosen answer (arXiv:2408.06266).
+"""APO-zero: anchored preference optimisation that raises the chosen answer (arXiv:2408.06266).
 
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = 1 - sigmoid(s(chosen)) + sigmoid(s(rejected))
 
-Mean over the pairs of the step. Each answer is moved by itself: the chosen one up, the rejected one down, each the
-less the further it has come.
+Mean over the pairs of the step. The two answers are independent: the loss raises the chosen and lowers the rejected
+one. The gradient shrinks as an answer moves in its direction.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class DPO(PairLoss):
     """Divergence that keeps the policy near the reference. All but reverse_kl bound the reward of an answer on one
     side."""
     alpha: Finite = DEFAULT_ALPHA
-    """Order of the alpha divergence, read only if divergence = alpha. 0 is the forward KL, 1 would be the reverse KL."""
+    """Order of the alpha divergence, read only if divergence = alpha. 0 is the forward KL, 1 would be reverse KL."""
     tail_weight: UnitInterval = 1.0
     """Weight of the tokens beyond the length of the shorter answer of a pair. Below 1, length counts less (LD-DPO)."""
 

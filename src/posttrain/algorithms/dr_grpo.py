@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO done right, without its two biased divisions (arXiv:2503.20783).
+"""Dr. GRPO: GRPO Done Right, without its two biased divisions (arXiv:2503.20783).
 
     A_i = R_i - mean(R)                                           over the G completions of one prompt
     rho = exp(logprobs - old_logprobs)                            per token
@@ -28,8 +28,8 @@ class DrGRPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     max_completion_length: Count | None = None
-    """The constant that the token sum of a completion is divided by; in a run it is sampling.max_completion_length
-    unless set. It must not depend on the batch."""
+    """Constant that divides the token sum of a completion. It must not depend on the batch. If unset, a run uses
+    sampling.max_completion_length."""
     clip_low: NonNegative = 0.2
     """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
@@ -54,7 +54,7 @@ class DrGRPO(PolicyGradient):
             raise ConfigError(
                 given="dr_grpo without max_completion_length",
                 allowed="the constant length that token sums are divided by, an integer >= 1",
-                fix="Use DrGRPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
+                fix="Use DrGRPO(max_completion_length=...). A run sets it from sampling.max_completion_length.",
             )
         outputs, batch = self.start(outputs, batch)
         ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)

@@ -5,8 +5,8 @@
     rho = exp(logprobs - old_logprobs)                            per token
     L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
 
-Mean over the tokens of a completion, then over completions. GRPO normalises the sum of the rewards: there the reward
-with the largest spread decides, and different combinations of rewards get the same advantage.
+Mean over the tokens of a completion, then over completions. GRPO normalises the sum of the rewards instead: the reward
+with the largest spread then dominates, and different combinations of rewards get the same advantage.
 """
 
 from __future__ import annotations
@@ -58,11 +58,11 @@ class GDPO(PolicyGradient):
 
 
 def reward_components_of(experience: Experience) -> Tensor:
-    """`[K, P, G]`: each reward function by itself."""
+    """`[K, P, G]`: the rewards of each reward function."""
     if experience.rewards_KPG is None:
         raise ConfigError(
-            given="normalisation of each reward by itself, but only their sum is there",
-            allowed="rewards_KPG, nan where a reward does not apply",
+            given="normalisation of each reward separately, but the experience has only their sum",
+            allowed="rewards_KPG, with nan where a reward does not apply",
             fix="Pass rewards_KPG, or use grpo, which normalises the sum.",
         )
     return experience.rewards_KPG

@@ -4,8 +4,8 @@
     s_i = exp(mean over its tokens of logprobs - old_logprobs)    one ratio per completion, a geometric mean
     L_i = -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
 
-Mean over completions. With kl_coef > 0 a KL to the reference is added per token, averaged over the tokens of a
-completion and then over completions; the paper has none.
+Mean over completions. With kl_coef > 0 a KL to the reference is added. It is averaged over the tokens of a completion
+and then over completions. The paper has no KL.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class GSPO(PolicyGradient):
     }
 
     clip_low: NonNegative = 3e-4
-    """Lowering a completion's ratio below 1 - clip_low gains nothing more. The ratio is a mean over its tokens: it
-    moves a thousand times less than that of a single token."""
+    """Lower clip bound, as a distance from 1: a completion ratio below 1 - clip_low gives no further gain. The ratio is
+    a mean over tokens, so it moves a thousand times less than the ratio of a single token."""
     clip_high: NonNegative = 4e-4
     """Upper clip bound, as a distance from 1: a completion ratio above 1 + clip_high gives no further gain."""
     kl_coef: NonNegative = 0.0

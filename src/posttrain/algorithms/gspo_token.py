@@ -4,9 +4,9 @@
     s_it = sg[s_i] * exp(logprobs - sg[logprobs])                 s_i = exp(mean of logprobs - old_logprobs)
     L_it = -min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
 
-Mean over the tokens of a completion, then over completions. The value of s_it is s_i for every token, so that a whole
-completion is clipped or not; its gradient is that of the token alone. With one advantage per completion, as here, it
-is GSPO in value and gradient; what it adds is that a caller may pass other advantages per token.
+Mean over the tokens of a completion, then over completions. The value of s_it is s_i for every token, so that a
+completion is clipped as a whole. The gradient of s_it is that of the token alone. With one advantage per completion, as
+here, the loss equals GSPO in value and gradient; in addition, a caller may pass other advantages per token.
 """
 
 from __future__ import annotations

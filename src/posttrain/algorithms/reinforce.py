@@ -28,7 +28,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @dataclass(frozen=True, kw_only=True)
 class MovingAverage:
-    """The moving average of the mean rewards of the batches so far; `batches` 0 means that there was none."""
+    """The moving average of the mean rewards of the batches so far. If `batches` is 0, there was no batch."""
 
     mean: float = 0.0
     batches: int = 0
@@ -42,9 +42,9 @@ class REINFORCE(PolicyGradient):
     metrics = clip_formulas()
 
     baseline: Literal["none", "batch_mean", "moving_average"] = "batch_mean"
-    """What is subtracted from the return: nothing, the batch's mean reward, or a moving average of earlier batches."""
+    """Baseline, subtracted from the return: 0, the batch's mean reward, or a moving average of earlier batches."""
     baseline_decay: UnitInterval = 0.9
-    """Weight of the old value when the moving average takes in a batch."""
+    """Weight of the old value when a batch updates the moving average."""
     clip_low: NonNegative | None = None
     """Lower clip bound of the token ratio, as a distance from 1. None: no ratio, which is plain REINFORCE."""
     clip_high: NonNegative | None = None

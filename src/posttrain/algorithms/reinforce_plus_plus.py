@@ -40,8 +40,8 @@ class ReinforcePlusPlus(PolicyGradient):
     gamma: UnitInterval = 1.0
     """Discount factor per token."""
     whiten_over: Literal["tokens", "sequences"] = "tokens"
-    """What counts once in the mean and the variance of the returns: each token, so that long completions dominate, or
-    each completion."""
+    """Unit that counts once in the mean and the variance of the returns: each token, so that long completions dominate,
+    or each completion."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         returns_BT = token_returns(experience, self.kl_coef, self.gamma)

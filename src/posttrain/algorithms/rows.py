@@ -1,4 +1,4 @@
-"""Algorithms that only recombine choices of `policy_gradient`, each with the settings that are its own."""
+"""Algorithms that only combine choices of `policy_gradient`, each with its own settings."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class LitePPO(Row):
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0; k3_corrected has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3_corrected has the unbiased gradient of
+    KL(policy || reference)."""
 
 
 @settings
@@ -95,8 +96,8 @@ class MaxRL(Row):
         A_i = (R_i - mean(R)) / (mean(R) + 1e-6)                      over the G completions of a prompt; 0 if all fail
         L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  rho = exp(logprobs - old_logprobs)
 
-    Mean over all tokens of the step. With rewards of 0 and 1 the mean estimates the probability p to solve the prompt,
-    and the gradient that of log p where that of REINFORCE is p's: what a prompt weighs is 1 / p.
+    Mean over all tokens of the step. With rewards of 0 and 1 the mean reward estimates the probability p of solving the
+    prompt. The gradient estimates that of log p, and REINFORCE's that of p: each prompt is weighted by 1 / p.
     """
 
     key = "maxrl"
@@ -112,7 +113,7 @@ class MaxRL(Row):
 
 @settings
 class DRO(Row):
-    """DRO, token by token: a squared log-ratio in place of a clip (arXiv:2405.19107, as verl has it).
+    """DRO per token: a squared log-ratio instead of a clip (arXiv:2405.19107, as implemented in verl).
 
         A_i = R_i - mean of the group
         d   = logprobs - old_logprobs                                 per token
@@ -127,12 +128,12 @@ class DRO(Row):
     metrics = {"policy/squared_log_ratio": "mean over the trained tokens of d^2"}
 
     tau: NonNegative = 0.1
-    """Strength of the pull of each token to the policy at the start of the update."""
+    """Strength of the pull of each token towards the policy at the start of the update."""
 
 
 @settings
 class GRPOPassK(Row):
-    """verl's pass@k: only the best answer of a group is raised, by its lead over the second (arXiv:2503.19595).
+    """verl's pass@k: only the best answer of a group is reinforced, by its lead over the second (arXiv:2503.19595).
 
         A_i = (R_max - R_second) / (std(R) + 1e-6)                    for the best of a group; 0 for others and at a tie
         L   = -min(rho A, (1 + clip_high) A),                         rho = exp(logprobs - old_logprobs)

@@ -3,8 +3,8 @@
     h = beta * (r(chosen) - r(rejected)),  r(y) = sum_t (logprobs - ref_logprobs)
     L = -log sigmoid(h) + alpha * NLL(chosen)
 
-Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. It keeps the chosen answer likely,
-which DPO alone may lower as long as the rejected one falls faster.
+Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. The term keeps the chosen answer
+likely. DPO alone may make it less likely, as long as the probability of the rejected answer falls faster.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class RPO(PairLoss):
     beta: Positive = 0.1
     """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     alpha: NonNegative = 1.0
-    """Weight of the NLL of the chosen answer. 0 is DPO."""
+    """Weight of the NLL of the chosen answer. With 0 the loss is DPO's."""
     nll_normalization: NLLNormalization = "token_mean"
     """Averaging of the NLL. token_mean: mean over all chosen tokens of the step; sequence_mean: mean over the tokens
     of each chosen answer, then over pairs; sum: sum over the tokens of each chosen answer, then mean over pairs."""
