@@ -21,8 +21,8 @@ class IPO(PairLoss):
     metrics = reward_formulas("tau * r, r = mean over the answer (or sum) of (logprobs - ref_logprobs)")
 
     tau: Positive = 0.1
-    """Strength of the implicit KL constraint: the loss drives log-ratios 1 / (2 tau) apart. Such a distance per token is
-    much larger than the same distance per answer, so that the two need different values."""
+    """Strength of the implicit KL constraint: the loss drives log-ratios 1 / (2 tau) apart. The same distance is much
+    larger per token than per answer, so the two need different values."""
     length_average: bool = True
     """If true, log-ratios are averaged over the tokens of the answer. If false, they are summed, as in the paper."""
 

@@ -28,7 +28,7 @@ def reward_formulas(reward: str) -> dict[str, str]:
         "rewards/chosen": f"mean over the pairs of R(chosen), R = {reward}",
         "rewards/rejected": "mean over the pairs of R(rejected)",
         "rewards/margins": "mean over the pairs of R(chosen) - R(rejected)",
-        "rewards/accuracies": "share of pairs with R(chosen) > R(rejected); ties count as wrong, so an untrained policy "
+        "rewards/accuracies": "share of pairs with R(chosen) > R(rejected); ties are wrong, so an untrained policy "
         "that is its own reference has 0, except for pairs that rounding orders",
         "logps/chosen": "mean over the pairs of the summed log-probability of the chosen answer; if it falls while the "
         "margin rises, both answers are being unlearned",

@@ -90,7 +90,7 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
 
 
 def _loaded(plugin: Plugin) -> type[Algorithm]:
-    """Return the class that a package publishes. If it is not an algorithm, raise PluginError with the package's name."""
+    """Return the class that a package publishes. If it is no algorithm, raise a PluginError that names the package."""
     from posttrain.algorithms.algorithm import Algorithm
 
     cls = plugin.load()
