@@ -876,7 +876,7 @@ BROKEN = {
     ),
     "_turns_have_credit": (
         ["algorithm=gspo", "tools=calculator", "environment.credit=turn"],
-        "credit by turn, but gspo as configured has one advantage for all of a completion; allowed: grpo, rloo, dapo, "
+        "credit by turn, but gspo as configured has one advantage for a whole completion; allowed: grpo, rloo, dapo, "
         "ppo or reinforce_plus_plus, for example.\n  Set environment.credit = trajectory, or choose another algorithm.",
     ),
     "_there_is_a_reward": (

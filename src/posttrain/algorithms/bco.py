@@ -4,8 +4,8 @@
     delta = (mean of R over desirable answers + mean over undesirable answers) / 2            over all steps so far
     L     = -log sigmoid(R(y) - delta) if desirable, -log sigmoid(delta - R(y)) if not
 
-Mean over the answers of the step. The loss trains a classifier whose logit is the reward. delta centres the two classes
-around 0 and carries no gradient.
+Mean over the answers of the step. The loss trains a classifier whose logit is the reward. delta centres the two
+classes around 0 and carries no gradient.
 """
 
 from __future__ import annotations

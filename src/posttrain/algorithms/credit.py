@@ -6,16 +6,16 @@
 An algorithm needs no code for turns: it gets a view of its experience in which turns are tokens or completions.
 
 **Turns as tokens**, for algorithms that read token rewards: a turn is one token, with the sum of its
-log-probabilities and the value before its first token. Returns, lambda-returns and whitening then run over turns, as in
-turn-PPO (arXiv:2512.17008):
+log-probabilities and the value before its first token. Returns, lambda-returns and whitening then run over turns, as
+in turn-PPO (arXiv:2512.17008):
 
     delta_k = r_k + discount V_k+1 - V_k        A_k = delta_k + discount gae_lambda A_k+1        R_k = A_k + V_k
 
 **Turns as completions**, for algorithms that compare the completions of a prompt: turn k of each trajectory is a
 completion with the reward G_k, and the trajectories that have a turn k form a group. These are the normalised returns
-of Group Turn Policy Optimization (GTPO, arXiv:2511.14846). A turn that no other trajectory of the group has is compared
-with their last turns. A baseline that depends on the other trajectories alone leaves the gradient of a leave-one-out
-estimator unbiased (Williams 1992).
+of Group Turn Policy Optimization (GTPO, arXiv:2511.14846). A turn that no other trajectory of the group has is
+compared with their last turns. A baseline that depends on the other trajectories alone leaves the gradient of a
+leave-one-out estimator unbiased (Williams 1992).
 
 All tokens of a turn get the advantage of the turn.
 """

@@ -4,8 +4,8 @@
     g = sigmoid(h / tau)
     L = (1 - g) * -log sigmoid(h) + g * exp(-h)
 
-Mean over the pairs of the step. Misordered pairs (h < 0) have DPO's loss, correctly ordered pairs an exponential loss.
-Near h = 0, between the two, L is not convex. With label_smoothing e: (1 - e) L(h) + e L(-h).
+Mean over the pairs of the step. Misordered pairs (h < 0) have DPO's loss, correctly ordered pairs an exponential
+loss. Near h = 0, between the two, L is not convex. With label_smoothing e: (1 - e) L(h) + e L(-h).
 """
 
 from __future__ import annotations

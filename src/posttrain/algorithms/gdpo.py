@@ -5,8 +5,8 @@
     rho = exp(logprobs - old_logprobs)                            per token
     L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
 
-Mean over the tokens of a completion, then over completions. GRPO normalises the sum of the rewards instead: the reward
-with the largest spread then dominates, and different combinations of rewards get the same advantage.
+Mean over the tokens of a completion, then over completions. GRPO normalises the sum of the rewards instead: the
+reward with the largest spread then dominates, and different combinations of rewards get the same advantage.
 """
 
 from __future__ import annotations

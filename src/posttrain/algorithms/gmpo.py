@@ -5,8 +5,8 @@
     z   = min(d, clip_high) where A_i > 0, max(d, -clip_low) elsewhere
     L_i = -A_i * exp(mean over its tokens of z)
 
-Mean over completions. Token log-ratios are clipped before they are averaged, so that no single token can move the ratio
-of the answer far. The other tokens keep their gradient.
+Mean over completions. Token log-ratios are clipped before they are averaged, so that no single token can move the
+ratio of the answer far. The other tokens keep their gradient.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = -log sigmoid(s(chosen)) - 1/2 log sigmoid(-s(chosen)) - 1/2 log sigmoid(-s(rejected))
 
-Mean over the pairs of the step. NCA learns the reward itself and not only the margin: for two answers that are equally
-good it keeps s at 0, so that the probability of the chosen answer does not fall.
+Mean over the pairs of the step. NCA learns the reward itself and not only the margin: for two answers that are
+equally good it keeps s at 0, so that the probability of the chosen answer does not fall.
 """
 
 from __future__ import annotations

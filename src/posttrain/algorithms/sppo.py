@@ -3,8 +3,8 @@
     r(y) = sum_t (logprobs - ref_logprobs)
     L    = (r(chosen) - 1 / (2 beta))^2 + (r(rejected) + 1 / (2 beta))^2
 
-Mean over the pairs of the step. Each answer has a squared loss with the target (p - 1/2) / beta for its log-ratio. Its
-win probability p is 1 for the chosen answer and 0 for the rejected one.
+Mean over the pairs of the step. Each answer has a squared loss with the target (p - 1/2) / beta for its log-ratio.
+Its win probability p is 1 for the chosen answer and 0 for the rejected one.
 """
 
 from __future__ import annotations
