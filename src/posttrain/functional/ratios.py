@@ -31,7 +31,7 @@ def token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
 
 
 def sequence_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`: l = log(policy / old policy) of a whole completion, not clamped: for losses that take no `exp` of it."""
+    """`[B, 1]`: l = log(policy / old policy) of a whole completion, not clamped: for losses that never take `exp`."""
     anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
     return masked(logprobs_BT - anchor_BT, mask_BT).sum(dim=-1, keepdim=True)
 
