@@ -194,7 +194,8 @@ class DataConfig(Part):
     train_on: Literal["all", "last"] = "all"
     """Trained answers of a conversation: all of them, or only the last one."""
     answer: Text | None = None
-    """Column of the gold answer, which rewards get as `answer`. null: answer, Answer, solution, ground_truth or gold."""
+    """Column of the gold answer, which rewards get as `answer`. null: answer, Answer, solution, ground_truth or
+    gold."""
     max_prompt_length: Count | None = None
     """Maximum length of a prompt, in tokens. Longer prompts are dropped and counted, never truncated. null: no separate
     limit."""
@@ -274,8 +275,8 @@ class EnvironmentConfig(Part):
 
     function: FunctionText = None
     """A class, `path/to/file.py:Class` or `package.module.Class`, with the methods reset(row), step(message), tools(),
-    turn_reward(), reward(), metrics() and close(). Only step or tools is required. Or an environment of another library:
-    `trl:path/to/file.py:Class`, `gymnasium:ID`, `verifiers:NAME`. null: only tools answer."""
+    turn_reward(), reward(), metrics() and close(). Only step or tools is required. Or an environment of another
+    library: `trl:path/to/file.py:Class`, `gymnasium:ID`, `verifiers:NAME`. null: only tools answer."""
     settings: dict[str, JsonValue] = {}
     """Keyword arguments for the constructor, which is called for each trajectory. docs/environments-from-elsewhere.md
     lists the arguments for gymnasium:."""
@@ -364,8 +365,8 @@ class RolloutConfig(Part):
     """Sampling engine: the local sampler, vLLM servers in their own environment (`posttrain engine install vllm`), or
     an engine that another package publishes (docs/plugins.md)."""
     engines: Natural = 0
-    """Number of sampling processes, each on its own cores. 0: the trainer's process samples. With `engine: vllm`: number
-    of servers that the run starts on this machine."""
+    """Number of sampling processes, each on its own cores. 0: the trainer's process samples. With `engine: vllm`:
+    number of servers that the run starts on this machine."""
     url: list[Text] = []
     """Addresses of vLLM servers that already run on this machine, such as `http://127.0.0.1:8000`. The run then starts
     none. docs/vllm.md has the command that starts one."""
@@ -394,9 +395,9 @@ class ClusterConfig(Part):
     bare string stands for `{address: string}`."""
 
     address: Text = "auto"
-    """Address of the cluster. `auto`, or `ray`, is the cluster that this machine belongs to, or the one that RAY_ADDRESS
-    names. `ray://HOST:10001` reaches a cluster from outside, `HOST:6379` reaches one through its head, and `local`
-    starts Ray on this machine for this run only."""
+    """Address of the cluster. `auto`, or `ray`, is the cluster that this machine belongs to, or the one that
+    RAY_ADDRESS names. `ray://HOST:10001` reaches a cluster from outside, `HOST:6379` reaches one through its head, and
+    `local` starts Ray on this machine for this run only."""
     rank_cpus: Count = 1
     """Number of processors, and of threads, of each rank (`train.devices` above 1). If the nodes have GPUs, each rank
     also gets a GPU."""
@@ -493,8 +494,8 @@ class TrainConfig(Part):
     number that was chosen (sizes.json)."""
     logprob_chunk_tokens: Count = 1024
     """Number of tokens whose logits are computed together, for a part of the vocabulary at a time. If the head is not
-    linear, they are computed for the whole vocabulary together, which takes memory for this number times the vocabulary.
-    It never changes a result."""
+    linear, they are computed for the whole vocabulary together, which takes memory for this number times the
+    vocabulary. It never changes a result."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass. This takes less memory and about a third more time."""
     compile: bool = False
@@ -520,10 +521,10 @@ class TrainConfig(Part):
     job's processes are used; with `cluster` they are on its nodes. Results change only by rounding."""
     shard: Count | Literal["auto"] = "auto"
     """Number of devices that share one copy of weights, gradients and moments; it divides `devices`. If it is smaller
-    than `devices`, each group of this size has a copy, and gradients are summed over all groups (hybrid sharding, HSDP).
-    Choose the number of GPUs per machine if machines are connected more slowly than GPUs; 1 shards nothing. auto: the
-    GPUs of a machine if a copy certainly fits on them and `posttrain plan` expects faster steps, else all devices. A run
-    keeps the number that was chosen for this number of devices (sizes.json)."""
+    than `devices`, each group of this size has a copy, and gradients are summed over all groups (hybrid sharding,
+    HSDP). Choose the number of GPUs per machine if machines are connected more slowly than GPUs; 1 shards nothing.
+    auto: the GPUs of a machine if a copy certainly fits on them and `posttrain plan` expects faster steps, else all
+    devices. A run keeps the number that was chosen for this number of devices (sizes.json)."""
     tensor: Count = 1
     """Number of neighbouring devices of a machine that divide each matrix and compute the same rows (tensor
     parallelism). It divides `devices`, and `shard` counts groups of this size. Use it for models whose layers are too
@@ -538,8 +539,8 @@ class TrainConfig(Part):
     rank_deadline: Positive = 600.0
     """Time that a rank waits for another one within a step, in seconds. After that, the other one counts as lost."""
     max_sampling_rounds: Count = 10
-    """Maximum number of sampling rounds in one step, if the algorithm replaces groups without signal. More rounds are an
-    error."""
+    """Maximum number of sampling rounds in one step, if the algorithm replaces groups without signal. More rounds are
+    an error."""
 
     @property
     def microbatch_tokens(self) -> int:
@@ -614,8 +615,8 @@ class GuardConfig(Part):
     truncated_steps: Count = 5
     """Number of consecutive steps above max_truncated."""
     publish_tolerance: Positive | None = None
-    """Largest difference of trainer and sampler after the weights were published, in nats per token. null: it depends on
-    the precision."""
+    """Largest difference of trainer and sampler after the weights were published, in nats per token. null: it depends
+    on the precision."""
     stalled_minutes: Positive | None = 30.0
     """Largest number of minutes without a token, a micro-batch, a reward or a write to a file. After that, the process
     ends and writes the stack of each thread to stalled.txt; `posttrain resume` continues the run. null: no limit."""
@@ -669,7 +670,8 @@ class AlarmConfig(Part):
     compression_ratio: Ratio | None = 2.0
     """Largest growth factor of the compression ratio of the answers."""
     template: Share | None = 0.3
-    """Largest growth of the share of answers that begin (or end) with the same 30 tokens as answers to other prompts."""
+    """Largest growth of the share of answers that begin (or end) with the same 30 tokens as answers to other
+    prompts."""
     concentration: Share | None = 0.3
     """Largest growth of the share of answers with the same value, beyond the share of the most common gold answer of
     their prompts."""
