@@ -238,7 +238,7 @@ class Scorer(Part):
 
     @property
     def metric_name(self) -> str:
-        """The label, or what stands for it: the reward is logged as rewards/<metric_name>/mean."""
+        """The label, or its default. The reward is logged as rewards/<metric_name>/mean."""
         if self.judge is not None:
             return self.label or "judge"
         if self.model is not None:
@@ -251,12 +251,12 @@ def _default(part: Part, name: str) -> Any:
 
 
 class GateConfig(Part):
-    """The score that another reward must reach before this one counts; a bare label stands for a score of 1 or more."""
+    """The score that another reward must reach before this one counts. A bare label stands for a score of 1 or more."""
 
     label: Text = Field(examples=["math"])
-    """Label of the other reward: its name, unless it has a label of its own."""
+    """Label of the other reward, which is its name unless a label is set."""
     at_least: Number = 1.0
-    """The score that it has to reach, before its weight and its own gate."""
+    """Score that the other reward has to reach, before its weight and its own gate."""
 
 
 def _as_gate(given: Any) -> Any:
@@ -269,19 +269,20 @@ class RewardConfig(Scorer):
     weight: Number = 1.0
     """Factor in the sum of the rewards; negative for a penalty."""
     gate: Annotated[GateConfig | None, BeforeValidator(_as_gate)] = None
-    """Counts only where this other reward is reached, and contributes 0 elsewhere: `gate: math`, or
-    `gate: {label: math, at_least: 0.5}`. A function with a parameter `correct` is told instead. null: always counts."""
+    """Another reward that must reach a score for this one to count; otherwise this one contributes 0. `gate: math`, or
+    `gate: {label: math, at_least: 0.5}`. A function with a parameter `correct` gets the result instead. null: it always
+    counts."""
 
 
 class CheckConfig(Scorer):
-    """One independent check, written as a reward is. It has no weight: checks are shown one by one, never summed."""
+    """One independent check, written like a reward. It has no weight: checks are shown one by one and never summed."""
 
     @property
     def weight(self) -> float:
-        """For whoever builds it like a reward."""
+        """Weight for code that builds a check like a reward."""
         return 1.0
 
     @property
     def gate(self) -> None:
-        """Likewise: a check is never summed, so nothing can shut it out."""
+        """Gate for code that builds a check like a reward. A check is never summed, so it has no gate."""
         return

@@ -1,6 +1,6 @@
-"""An algorithm on a tiny language model: the gradient of its parameters, however the rows reach them.
+"""An algorithm on a tiny language model: its parameters' gradient must not depend on packing, padding or splitting.
 
-Packed rows share the prompt of a group; padded rows go through transformers as they are, with whole logits.
+Packed rows share the prompt of a group; padded rows go through transformers unchanged, with whole logits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 ROWS, VOCABULARY = 8, 23
 LENGTHS = (5, 1, 3, 8, 0, 4, 2, 7)
-"""Tokens of the completions: one is empty."""
+"""Lengths of the completions in tokens; one is empty."""
 PROMPTS = (3, 17)
-"""Tokens of the two prompts. The long one is shared by its completions, the short one is read by each row."""
+"""Lengths of the two prompts in tokens. Completions share the long one, and each row reads the short one."""
 SPLITS: dict[str, list[list[int]]] = {
     "1x8": [list(range(ROWS))],
     "8x1": [[row] for row in range(ROWS)],
