@@ -147,7 +147,7 @@ class JudgeConfig(Part):
             )
         if self.url is None and self.model == "policy" and isinstance(self.cache, str):
             raise ConfigError(
-                given=f"judge.cache = {self.cache!r}, but the policy's replies change with its weights and are not kept",
+                given=f"judge.cache = {self.cache!r}, but the policy's replies change with its weights and are lost",
                 allowed="judge.cache for an endpoint or a model folder",
                 fix="Remove judge.cache.",
             )
