@@ -927,7 +927,7 @@ BROKEN = {
     "_stale_data_is_corrected": (
         ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=8", "algorithm.correction=none"],
         "train.run_ahead = 2 without a correction: tokens of older policies would be trained as if the "
-        "present one had drawn them",
+        "current policy had sampled them",
     ),
     "_engines_that_are_not_ahead_are_fresh": (
         ["rollout.engines=1", "train.publish_every=2"],

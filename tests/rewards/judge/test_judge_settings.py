@@ -67,7 +67,7 @@ def test_an_entry_is_one_of_four_things(scorer):
         scorer(name="math", judge=SERVED)
     with pytest.raises(ConfigError, match=r"timeout = 3.0 with a judge.*\n  Set judge\.timeout"):
         scorer(judge=SERVED, timeout=3.0)
-    with pytest.raises(ConfigError, match=r"settings = .* beside a judge"):
+    with pytest.raises(ConfigError, match=r"settings = .* with a judge"):
         scorer(judge=SERVED, settings={"a": 1})
 
 
