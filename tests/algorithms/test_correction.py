@@ -211,7 +211,7 @@ def test_an_anchor_between_sampler_and_policy_by_age():
 
 
 def test_an_anchor_by_age_without_versions_is_refused(t):
-    with pytest.raises(ConfigError, match=r"(?s)which policy version sampled which token.*correction = decoupled"):
+    with pytest.raises(ConfigError, match=r"(?s)which policy version sampled each token.*correction = decoupled"):
         evaluate(t, TokenMean(correction="a3po"))
 
 
@@ -397,7 +397,7 @@ def test_every_name_stands_for_something():
         ({"action": "mask", "score": "token", "level": "sequence", "high": 2}, r"only with level token"),
         ({"high": 2, "rejected_in_denominator": False}, r"nothing is rejected"),
         ({"action": "none", "anchor": "sampler", "normalize": True}, r"normalize only with a weight"),
-        ({"action": "none"}, r"(?s)this corrects nothing.*Write correction = none"),
+        ({"action": "none"}, r"(?s)these settings correct nothing.*Set correction = none"),
         ({"high": True}, r"a number, not true or false"),
     ],
 )
@@ -418,7 +418,7 @@ def test_a_ratio_to_the_sampler_takes_no_weight_as_well():
 
 
 def test_an_anchor_for_a_ratio_that_is_not_there_is_refused():
-    with pytest.raises(ConfigError, match=r"(?s)without a ratio.*Write correction = {anchor: sampler, high: 2}"):
+    with pytest.raises(ConfigError, match=r"(?s)without a ratio.*Set correction = {anchor: sampler, high: 2}"):
         REINFORCE(correction="bypass")
     REINFORCE(correction="bypass", clip_low=0.2, clip_high=0.2)
 
@@ -463,7 +463,7 @@ def test_weights_and_several_rules_act_at_once(t):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"score": "sum_k3", "low": 0.1}, "high without low: the score is a divergence"),
+        ({"score": "sum_k3", "low": 0.1}, "high without low: a divergence is never negative"),
         ({"score": "token"}, "allowed: low or high"),
         ({"score": "weight", "high": 2}, "correction.reject.score = 'weight'"),
     ],

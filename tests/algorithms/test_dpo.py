@@ -125,7 +125,7 @@ def test_rows_that_are_no_pairs_are_refused():
         ({"divergence": "tv"}, r"dpo.divergence = 'tv'; allowed: 'reverse_kl', 'forward_kl'"),
         (
             {"divergence": "alpha", "alpha": 1.0},
-            r"(?s)alpha = 1, where the alpha divergence is the reverse KL.*divergence = reverse_kl",
+            r"(?s)alpha = 1, for which the alpha divergence is the reverse KL.*divergence = reverse_kl",
         ),
         ({"tail_weight": 1.5}, r"dpo.tail_weight = 1.5; allowed: less than or equal to 1"),
         ({"gamma": 1}, r"(?s)dpo has no setting 'gamma'; allowed: beta"),

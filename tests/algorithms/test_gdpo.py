@@ -73,7 +73,7 @@ def test_worked_loss(t):
 
 def test_without_the_parts_of_the_reward_it_says_what_to_pass():
     experience = Experience.from_rewards(torch.tensor([[1.0, 0.0]]), completion_mask_BT=torch.ones(2, 1))
-    with pytest.raises(ConfigError, match=r"(?s)only their sum is there.*rewards_KPG"):
+    with pytest.raises(ConfigError, match=r"(?s)has only their sum.*rewards_KPG"):
         GDPO().advantages(experience)
 
 

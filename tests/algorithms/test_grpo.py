@@ -237,7 +237,7 @@ def test_a_kl_without_a_reference_is_refused():
 
 
 def test_k1_in_the_loss_is_refused():
-    with pytest.raises(ConfigError, match=r"(?s)'k1' in the loss, whose expected gradient is zero.*k3_corrected"):
+    with pytest.raises(ConfigError, match=r"(?s)'k1' in the loss: its expected gradient is zero.*k3_corrected"):
         GRPO(kl_coef=0.1, kl_estimator="k1")
 
 

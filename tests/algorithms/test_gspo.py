@@ -88,5 +88,5 @@ def test_the_kl_is_averaged_like_the_policy_term(t):
 
 
 def test_k1_in_the_loss_is_refused():
-    with pytest.raises(ConfigError, match=r"'k1' in the loss, whose expected gradient is zero"):
+    with pytest.raises(ConfigError, match=r"'k1' in the loss: its expected gradient is zero"):
         GSPO(kl_estimator="k1")

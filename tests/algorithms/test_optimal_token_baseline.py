@@ -90,7 +90,7 @@ def test_the_preset_of_verl_has_these_advantages_and_the_clip_of_its_loss():
 
 def test_without_the_squared_probabilities_it_says_what_is_missing():
     experience = Experience.from_rewards(torch.tensor([[1.0, 0.0]]), completion_mask_BT=torch.ones(2, 1))
-    with pytest.raises(ConfigError, match="squared_probs_BT, the sum over the vocabulary"):
+    with pytest.raises(ConfigError, match="squared_probs_BT: the sum over the vocabulary"):
         OTB.advantages(experience)
 
 

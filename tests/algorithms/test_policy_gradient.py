@@ -211,7 +211,7 @@ def test_the_gradient_of_kimi_k2_is_2_tau_times_that_of_k15(t):
         ({"ratio": "none"}, r"(?s)ratio = none, trust_region = clip.*Set ratio = token"),
         ({"trust_region": "regression"}, r"(?s)ratio = token, trust_region = regression.*Set ratio = none"),
         ({"trust_region": "log_clip"}, r"Set ratio = sequence"),
-        ({"trust_region": "weight_clip", "ratio": "sequence_token"}, r"a ratio that the trust region is made for"),
+        ({"trust_region": "weight_clip", "ratio": "sequence_token"}, r"a ratio that the trust region supports"),
         ({"kl_coef": 0.1, "kl_estimator": "k1"}, r"(?s)kl = loss, kl_estimator = k1.*expected gradient of k1 is zero"),
         ({"kl": "reward", "kl_estimator": "k3_corrected"}, r"(?s)kl = reward, kl_estimator = k3_corrected.*k1"),
         ({"kl": "reward_sequence", "kl_estimator": "k3"}, r"Set kl_estimator = k1"),
@@ -247,7 +247,7 @@ def test_a_parameter_that_nothing_reads_is_refused(name: str):
     beside, value = SETTINGS[name]
     some = [{"aggregation": "token_mean"}, *(beside for beside, _ in SETTINGS.values())]
     unread = next(b for b in some if name not in b and name not in ComposedPolicyGradient(**b).values)
-    with pytest.raises(ConfigError, match=rf"(?s)policy_gradient.{name} = .*which none of the chosen parts reads"):
+    with pytest.raises(ConfigError, match=rf"(?s)policy_gradient.{name} = .*which none of the chosen options reads"):
         ComposedPolicyGradient(**unread, **{name: value})
     ComposedPolicyGradient(**beside | {name: value})
 

@@ -326,7 +326,7 @@ def test_no_weight_no_reference():
 
 
 def test_a_target_without_a_weight_to_start_from_is_refused():
-    with pytest.raises(ConfigError, match=r"(?s)kl_target = 6.0 with kl_coef = 0.*above 0.*kl_coef = 0.02"):
+    with pytest.raises(ConfigError, match=r"(?s)kl_target = 6.0 with kl_coef = 0.*kl_coef > 0.*kl_coef = 0.02"):
         PPO(kl_target=6.0, kl_coef=0.0)
 
 
@@ -342,7 +342,7 @@ def test_experience_without_values_is_refused():
 
 def test_a_forward_pass_without_values_is_refused():
     batch = PPO().to_batch(one_answer())
-    with pytest.raises(ConfigError, match=r"(?s)values of a critic, but the forward pass gave none.*values_BT"):
+    with pytest.raises(ConfigError, match=r"(?s)values of a critic, but the forward pass returned none.*values_BT"):
         PPO().loss(row(0, 0, 0, 0), batch, count_totals(batch))
 
 

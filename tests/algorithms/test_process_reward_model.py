@@ -131,7 +131,7 @@ def test_neither_order_nor_split_matters(owner, order, seed):
     [(torch.zeros(1, 8), batch_of(LABELS)), (outputs_of(LOGITS), replace(batch_of(LABELS), targets_BT=None))],
 )
 def test_scores_and_labels_are_both_needed(outputs, batch):
-    with pytest.raises(ConfigError, match="no scores of the forward pass, or no labels of the steps"):
+    with pytest.raises(ConfigError, match="no scores from the forward pass, or no step labels"):
         ALGORITHM.loss(outputs, batch, count_totals(batch))
 
 

@@ -138,7 +138,7 @@ def test_far_scores_stay_finite(score):
     [(torch.zeros(3, 2), batch_of(RATINGS)), (outputs_of(SCORES), replace(batch_of(RATINGS), targets_B=None))],
 )
 def test_scores_and_ratings_are_both_needed(outputs, batch):
-    with pytest.raises(ConfigError, match="no scores of the forward pass, or no ratings of the rows"):
+    with pytest.raises(ConfigError, match="no scores from the forward pass, or no ratings of the rows"):
         LOSSES["squared"].loss(outputs, batch, count_totals(batch))
 
 

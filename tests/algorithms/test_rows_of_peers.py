@@ -31,7 +31,7 @@ def test_maxrl_is_the_mean_score_of_the_right_answers_minus_that_of_all(right):
 
 
 def test_maxrl_refuses_rewards_whose_mean_is_no_probability():
-    with pytest.raises(ConfigError, match="mean reward is negative; allowed: rewards of at least 0"):
+    with pytest.raises(ConfigError, match="prompts have a negative mean reward; allowed: rewards of at least 0"):
         advantages(MaxRL(), torch.tensor([[-1.0, 0.0, -1.0, 1.0]]))
 
 

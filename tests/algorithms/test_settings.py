@@ -85,7 +85,7 @@ def test_settings_are_keyword_only():
         (
             DrGRPO,
             {"kl_estimator": "k1"},
-            r"(?s)'k1' in the loss, whose expected gradient is zero; allowed: k2, k3, k1_c",
+            r"(?s)'k1' in the loss: its expected gradient is zero; allowed: k2, k3, k1_c",
         ),
         (REINFORCE, {"baseline": "critic"}, r"'critic'; allowed: 'none', 'batch_mean' or 'moving_average'"),
         (REINFORCE, {"gamma": 1.01}, r"reinforce.gamma = 1.01; allowed: less than or equal to 1"),

@@ -263,7 +263,9 @@ def test_totals_that_were_counted_before_prepare_are_told_apart_from_a_part_of_a
     batch = REJECTING.to_batch(experience)
     early = count_totals(batch)
     for without_the_rejected in (batch, REJECTING.prepare(batch)):
-        with pytest.raises(ConfigError, match=r"totals that count 8 tokens, 2 of which the correction rejects") as told:
+        with pytest.raises(
+            ConfigError, match=r"totals that count 8 tokens, but the correction rejects 2 of them"
+        ) as told:
             REJECTING.loss(logprobs_BT, without_the_rejected, early)
         assert "algorithm.prepare(batch) with old_logprobs_BT in it, then count_totals" in told.value.fix
     with pytest.raises(ConfigError, match="some rows of an update whose rows depend on each other"):

@@ -356,7 +356,7 @@ def my_reward(completions, **columns): ...
 def test_a_function_is_given_by_where_it_stands(section, written, monkeypatch):
     monkeypatch.chdir(Path(__file__).parents[2])
     said = refusal(MINIMAL | {section: [written(my_reward)]})
-    assert said.startswith(f"{section}.0.function: my_reward itself, a Python function; allowed: where it stands, ")
+    assert said.startswith(f"{section}.0.function: my_reward itself, a Python function; allowed: its place, ")
     assert "a run is resumed from its folder" in said
     assert said.endswith('\n  Write "tests/config/test_config.py:my_reward".')
 
@@ -859,12 +859,12 @@ BROKEN = {
     ),
     "_agents_stand_alone": (
         ["agent=my_agent.py:run", "tools=calculator"],
-        "tools beside an agent, which answers turns, and calls tools, by itself; allowed: an agent, or an environment "
+        "tools with an agent, which answers turns and calls tools itself; allowed: an agent, or an environment "
         "and tools.",
     ),
     "_environments_give_rewards": (
         ["rewards=[environment]", "tools=calculator"],
-        "a reward named environment, but there is no environment that could give one; allowed: environment.function.",
+        "a reward named environment, but there is no environment to give it; allowed: environment.function.",
     ),
     "_tasks_are_those_that_are_played": (
         [
@@ -876,7 +876,7 @@ BROKEN = {
     ),
     "_turns_have_credit": (
         ["algorithm=gspo", "tools=calculator", "environment.credit=turn"],
-        "credit by turn, but gspo as configured has one advantage for all of a completion; allowed: grpo, rloo, dapo, "
+        "credit by turn, but gspo as configured has one advantage for a whole completion; allowed: grpo, rloo, dapo, "
         "ppo or reinforce_plus_plus, for example.\n  Set environment.credit = trajectory, or choose another algorithm.",
     ),
     "_there_is_a_reward": (
@@ -911,12 +911,12 @@ BROKEN = {
     ),
     "_asynchrony_has_engines": (
         ["train.max_staleness=1"],
-        "train.max_staleness = 1, but the trainer's own process samples, which cannot go on while it trains; allowed: "
-        "0, or engines in processes of their own.\n  Set rollout.engines = 1, or train.max_staleness = 0.",
+        "train.max_staleness = 1, but the trainer's own process samples, and it cannot sample while it trains; "
+        "allowed: 0, or engines in their own processes.\n  Set rollout.engines = 1, or train.max_staleness = 0.",
     ),
     "_staleness_covers_the_lead": (
         ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=1"],
-        "train.run_ahead = 2 with train.max_staleness = 1: most of what is sampled ahead would be too old to be "
+        "train.run_ahead = 2 with train.max_staleness = 1: most tokens that are sampled ahead would be too old to be "
         "trained; allowed: train.max_staleness of at least 2.\n  Set train.max_staleness = 8, or lower "
         "train.run_ahead.",
     ),
@@ -927,7 +927,7 @@ BROKEN = {
     "_stale_data_is_corrected": (
         ["rollout.engines=1", "train.run_ahead=2", "train.max_staleness=8", "algorithm.correction=none"],
         "train.run_ahead = 2 without a correction: tokens of older policies would be trained as if the "
-        "present one had drawn them",
+        "current policy had sampled them",
     ),
     "_engines_that_are_not_ahead_are_fresh": (
         ["rollout.engines=1", "train.publish_every=2"],

@@ -1,6 +1,6 @@
-"""Every algorithm, by the name that a config uses. A new one is a file, a test and two lines here.
+"""All algorithms, by the names that configs use. A new algorithm takes a file, a test and two lines here.
 
-Nothing is imported before it is asked for: `posttrain explain grpo` reads one file and not sixty.
+Algorithms are imported lazily: `posttrain explain grpo` reads one file and not sixty.
 """
 
 from __future__ import annotations
@@ -140,9 +140,9 @@ ALGORITHMS = Registry(
 
 
 def register(key: str, algorithm: type[Algorithm]) -> None:
-    """Make an algorithm of your own known in this process, to configs, `explain` and `evaluate` alike.
+    """Register your own algorithm in this process, for configs, `explain` and `evaluate`.
 
-    For all processes, publish it as an entry point of the group `posttrain.algorithms`.
+    To register it for all processes, publish it as an entry point of the group `posttrain.algorithms`.
     """
     ALGORITHMS[key] = algorithm
 

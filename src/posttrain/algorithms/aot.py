@@ -5,8 +5,8 @@
     h_k        = beta * (u_(k) - v_(k))                           both sorted over all pairs of the step
     L          = -log sigmoid(h)
 
-Mean over the pairs of the step. Not each pair is to win but the distribution of u over that of v, quantile by
-quantile. With label_smoothing e: (1 - e) L(h) + e L(-h).
+Mean over the pairs of the step. The loss does not compare the two sides of each pair. It compares the distribution of
+u with the distribution of v, quantile by quantile. With label_smoothing e: (1 - e) L(h) + e L(-h).
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class AOT(PairLoss):
     key = "aot"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     label_smoothing: BelowHalf = 0.0
-    """Probability that a pair is labelled the wrong way round."""
+    """Probability that the two labels of a pair are swapped."""
     comparison: Literal["paired", "unpaired"] = "paired"
-    """paired: margins of the policy against margins of the reference; unpaired: chosen against rejected answers, of
-    whatever prompt."""
+    """Distributions to compare. paired: the margins of the policy with the margins of the reference; unpaired: the
+    chosen with the rejected answers of all prompts."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -40,8 +40,8 @@ class AOT(PairLoss):
 
     @without_gradient
     def prepare(self, batch: Batch) -> Batch:
-        """Sort over all pairs of the update: give each margin of the policy the reference's margin of the same rank,
-        or make a new pair of the chosen and the rejected answer of the same rank."""
+        """Sort over all pairs of the update. paired: give each margin of the policy the reference's margin of the same
+        rank. unpaired: pair the chosen and the rejected answers of the same rank."""
         if batch.offsets_B is not None or batch.current_logprobs_BT is None:
             return batch
         pairs = pairs_of(batch.current_logprobs_BT, batch)
@@ -69,6 +69,6 @@ class AOT(PairLoss):
 
 
 def _difference(x_2N: Tensor) -> Tensor:
-    """`[N]`: of the chosen answer minus of the rejected one."""
+    """`[N]`: the value of the chosen answer minus the value of the rejected answer."""
     chosen_N, rejected_N = x_2N
     return chosen_N - rejected_N

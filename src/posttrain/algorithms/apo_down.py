@@ -1,9 +1,9 @@
-"""APO-down: anchored preference optimisation, down with both answers (arXiv:2408.06266).
+"""APO-down: anchored preference optimisation that lowers both answers (arXiv:2408.06266).
 
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = sigmoid(s(chosen)) + 1 - sigmoid(s(chosen) - s(rejected))
 
-Mean over the pairs of the step. Both answers fall, the rejected one further.
+Mean over the pairs of the step. Both answers become less likely, the rejected one more so.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class APODown(PairLoss):
     key = "apo_down"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

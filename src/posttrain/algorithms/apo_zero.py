@@ -1,10 +1,10 @@
-"""APO-zero: anchored preference optimisation, up with the chosen answer (arXiv:2408.06266).
+"""APO-zero: anchored preference optimisation that raises the chosen answer (arXiv:2408.06266).
 
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = 1 - sigmoid(s(chosen)) + sigmoid(s(rejected))
 
-Mean over the pairs of the step. Each answer is moved by itself: the chosen one up, the rejected one down, each the
-less the further it has come.
+Mean over the pairs of the step. The two answers are independent: the loss raises the chosen and lowers the rejected
+one. The gradient shrinks as an answer moves in its direction.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class APOZero(PairLoss):
     key = "apo_zero"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -1,6 +1,6 @@
-"""The settings that all policy-gradient algorithms share, and how their losses begin and end.
+"""The settings that all policy-gradient algorithms share, and the beginning and end of their losses.
 
-Their `to_batch` is made of `advantages` (rewards in, `[B, T]` out).
+Their `to_batch` calls `advantages`, which turns rewards into `[B, T]` advantages.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ class PolicyGradient(Algorithm):
     data_kind: ClassVar[DataKind] = "prompts"
     shared_sources: ClassVar[dict[str, str]] = {
         "entropy_coef": "0: TRL, verl, OpenRLHF",
-        "correction": "auto here; TRL corrects as soon as another engine samples, verl, OpenRLHF and AReaL on request",
+        "correction": "auto here; TRL corrects whenever another engine samples; verl, OpenRLHF and AReaL on request",
     }
     shared_metrics: ClassVar[dict[str, str]] = SHARED_METRICS | CORRECTION_METRICS
 
     always_needs: ClassVar[frozenset[Need]] = frozenset()
     reads_token_advantages: ClassVar[bool] = True
     looks_at_lengths: ClassVar[bool] = False
-    """For algorithms that read token rewards: do the rewards of completions depend on their lengths?"""
+    """For algorithms that read token rewards: true if the reward of a completion depends on its length."""
     kl_in_reward: ClassVar[bool] = False
-    """Is kl_coef the weight of a KL in the reward, computed before the first update, or of one in the loss?"""
+    """True if kl_coef weighs a KL in the reward, computed before the first update; false if the KL is in the loss."""
     auto_correction: ClassVar[str] = "tis"
-    """The meaning of `correction = auto` if the sampler does not compute with the trainer's own numerics."""
+    """The correction that `auto` selects if the sampler does not compute with the trainer's own numerics."""
 
     entropy_coef: Finite = 0.0
-    """Weight of the entropy bonus, a mean over the tokens of the step. 0 also means: no gradient of it is computed."""
+    """Weight of the entropy bonus, a mean over the tokens of the step. With 0 its gradient is not computed."""
     correction: CorrectionSetting = "auto"
-    """What makes up for the difference between sampler and trainer: a name, or settings as {action: mask, low: 0.5,
-    high: 5}. auto applies one in a run whose sampler computes in less than float32 or with weights that are not the
-    newest, and none otherwise."""
+    """Off-policy correction for the difference between sampler and trainer: a name, or settings such as {action: mask,
+    low: 0.5, high: 5}. auto applies a correction if the sampler computes in less than float32 or with weights that are
+    not the newest, and none otherwise."""
 
     @model_validator(mode="after")
     def _weights_once(self) -> Self:
@@ -58,13 +58,13 @@ class PolicyGradient(Algorithm):
 
     @property
     def kept_share(self) -> float:
-        """Share of the tokens of an update whose policy term counts: those of largest entropy."""
+        """Share of the tokens of an update, those with the largest entropy, that have a policy term."""
         share = getattr(self, "top_entropy_quantile", None)
         return 1.0 if share is None else share
 
     @property
     def off_policy(self) -> Correction | None:
-        """The correction that is applied."""
+        """The record of the correction that applies; None for none and for an undecided auto."""
         return correction_of(self.correction)
 
     @property
@@ -81,7 +81,7 @@ class PolicyGradient(Algorithm):
         raise NotImplementedError
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:
-        """The inputs of the loss: advantages and, for a critic, returns."""
+        """Return the inputs of the loss: advantages and, for a critic, returns."""
         if not self.reads_token_rewards:
             experience.refuse_token_rewards()
         return Batch.from_experience(experience, self.advantages(experience, state))
@@ -90,9 +90,9 @@ class PolicyGradient(Algorithm):
         return couple_rows(self.off_policy, keep_top_entropy(batch, batch.current_entropy_BT, self.kept_share))
 
     def start(self, outputs: Outputs | Tensor, batch: Batch) -> tuple[Outputs, Batch]:
-        """How every loss begins: outputs with gradient on trained tokens only, and a batch with off-policy weights.
+        """Begin a loss: return outputs with gradient on trained tokens only, and a batch with off-policy weights.
 
-        A batch that was not prepared is taken for the whole update.
+        A batch that was not prepared is treated as the whole update.
         """
         outputs = on_trained_tokens(outputs, batch)
         batch = keep_top_entropy(batch, outputs.entropy_BT, self.kept_share, required=True)
@@ -108,7 +108,7 @@ class PolicyGradient(Algorithm):
         *,
         clipped: Tensor | None = None,
     ) -> tuple[Tensor, Metrics]:
-        """How every loss ends: with the entropy bonus, and with the metrics that all have in common beside its own.
+        """Finish a loss: add the entropy bonus to it and the metrics that all losses share to its own `metrics`.
         `clipped` is the ratio that clip_low, clip_high and dual_clip bound, `[B, T]` or `[B, 1]`."""
         whole = not batch.coupled or batch.num_rows == totals.rows
         if self.off_policy is not None and self.off_policy.couples_rows and whole:
@@ -122,8 +122,8 @@ class PolicyGradient(Algorithm):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The needs that follow from the settings of any algorithm. The file of an algorithm names only its
-        unconditional needs."""
+        """The inputs that these settings require. The file of an algorithm declares only its unconditional needs; the
+        conditional ones are derived here."""
         has = {field.name: getattr(self, field.name) for field in fields(self)}
         follows: dict[Need, bool] = {
             "old": has.get("clip_low") is not None,
@@ -135,7 +135,7 @@ class PolicyGradient(Algorithm):
         return self.always_needs.union((need for need, asked in follows.items() if asked), self.common_needs())
 
     def common_needs(self) -> frozenset[Need]:
-        """What the settings of this base ask for."""
+        """Return the inputs that the settings of this base class require."""
         coupled = self.off_policy is not None and self.off_policy.couples_rows
         follows: dict[Need, bool] = {
             "entropy": self.entropy_coef != 0,

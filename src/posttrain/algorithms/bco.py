@@ -4,8 +4,8 @@
     delta = (mean of R over desirable answers + mean over undesirable answers) / 2            over all steps so far
     L     = -log sigmoid(R(y) - delta) if desirable, -log sigmoid(delta - R(y)) if not
 
-Mean over the answers of the step. A classifier whose logit is the reward: delta centres the two classes around 0 and
-carries no gradient.
+Mean over the answers of the step. The loss trains a classifier whose logit is the reward. delta centres the two
+classes around 0 and carries no gradient.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from posttrain.types import Batch, Mean, Metrics, Outputs, Tensor, Totals
 
 @dataclass(frozen=True)
 class RunningShift:
-    """Rewards of both classes seen so far in the run."""
+    """Sums and counts of the rewards of both classes in the run so far."""
 
     desirable_sum: float = 0.0
     desirable_count: float = 0.0
@@ -32,7 +32,7 @@ class RunningShift:
 
     @property
     def delta(self) -> float:
-        """Mean of the two class means (RULE 41); a class not seen yet counts as 0, where every reward starts."""
+        """Mean of the two class means (RULE 41). A class without answers so far counts as 0, the initial reward."""
         desirable = self.desirable_sum / max(1.0, self.desirable_count)
         return (desirable + self.undesirable_sum / max(1.0, self.undesirable_count)) / 2
 
@@ -43,10 +43,10 @@ class BCO(LabelLoss):
     metrics = LABEL_METRICS | {"delta": "the shift: the mean of the class means of R over all steps so far"}
 
     beta: Positive = 0.01
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     reduction: Literal["examples", "class_means"] = "examples"
-    """examples: mean over all answers; class_means: the sum of the means of the two classes, as the paper writes it,
-    where a rare class counts as much as a frequent one."""
+    """Reduction of the loss. examples: mean over all answers; class_means: the sum of the two class means, as in the
+    paper, so that a rare class counts as much as a frequent one."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -56,7 +56,7 @@ class BCO(LabelLoss):
         return RunningShift()
 
     def next_state(self, state: RunningShift, experience: Batch) -> RunningShift:
-        """With the rewards of these rows under the current policy (`current_logprobs_BT`) added."""
+        """Return the state with the rewards of these rows under the current policy (`current_logprobs_BT`) added."""
         assert experience.current_logprobs_BT is not None
         found = labelled(experience.current_logprobs_BT, experience).metrics(self.beta)
         chosen, rejected = found["rewards/chosen"], found["rewards/rejected"]
@@ -70,12 +70,12 @@ class BCO(LabelLoss):
         )
 
     def to_batch(self, batch: Batch, state: RunningShift) -> Batch:
-        """The batch with the shift of a state that has seen it."""
+        """Return the batch with the shift of a state that already includes it."""
         assert batch.ref_logprobs_BT is not None
         return replace(batch, offsets_B=batch.ref_logprobs_BT.new_full((batch.num_rows,), state.delta))
 
     def prepare(self, batch: Batch) -> Batch:
-        """Without a state (`to_batch`), the shift of these rows alone."""
+        """Set the shift from these rows alone, unless `to_batch` has set it from a state."""
         if batch.offsets_B is not None or batch.current_logprobs_BT is None:
             return batch
         return self.to_batch(batch, self.next_state(self.initial_state(), batch))

@@ -1,9 +1,9 @@
-"""cDPO: conservative DPO, for labels that may be the wrong way round (Mitchell 2023, a note on DPO and noise).
+"""cDPO: conservative DPO, for noisy labels, some of which are flipped (Mitchell 2023, a note on DPO and noise).
 
     h = beta * (r(chosen) - r(rejected)),  r(y) = sum_t (logprobs - ref_logprobs)
     L = -(1 - e) log sigmoid(h) - e log sigmoid(-h)               e = label_smoothing
 
-Mean over the pairs of the step. The least loss is at sigmoid(h) = 1 - e: the margin stays finite.
+Mean over the pairs of the step. The loss is smallest at sigmoid(h) = 1 - e, so the margin stays finite.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ class CDPO(PairLoss):
     key = "cdpo"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     label_smoothing: BelowHalf = 0.1
-    """Probability that a pair is labelled the wrong way round. 0 is DPO."""
+    """Probability that the two labels of a pair are swapped. With 0 the loss is DPO's."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

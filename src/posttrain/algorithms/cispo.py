@@ -2,11 +2,11 @@
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
     w   = sg[min(rho, max_ratio)]                                 rho = exp(logprobs - old_logprobs), per token
-          or sg[clip(rho, 1 - clip_low, 1 + clip_high)]           relative bounds, either of them optional
+          or sg[clip(rho, 1 - clip_low, 1 + clip_high)]           relative bounds, each of them optional
     L   = -w A logprobs
 
 Mean over all tokens of the step. The weight is clipped, not the objective: every token keeps its gradient. The value
-of the loss depends on the log-probabilities themselves and cannot be compared with that of PPO.
+of the loss depends on the log-probabilities themselves and cannot be compared with PPO's loss.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ class CISPO(PolicyGradient):
     min_group_size = 2
     auto_correction = "bypass"
     always_needs = frozenset({"old"})
-    metrics = {"policy/weight_clip_fraction": "share of trained tokens whose rho is out of the bounds, whatever A"}
+    metrics = {"policy/weight_clip_fraction": "share of trained tokens whose rho is outside the bounds, for any A"}
 
     max_ratio: NonNegative | None = 5.0
-    """The weight of a token is at most this: a bound of the ratio itself, not a distance from 1. None: no such bound,
-    for the relative ones."""
+    """Largest weight of a token: a bound of the ratio itself, not a distance from 1. None: use clip_low and clip_high
+    instead."""
     clip_low: NonNegative | None = None
-    """With max_ratio = None: the weight is at least 1 - clip_low; None is no lower bound, as in the paper."""
+    """Lower bound of the weight, as a distance from 1; requires max_ratio = None. None: no bound, as in the paper."""
     clip_high: NonNegative | None = None
-    """With max_ratio = None: the weight is at most 1 + clip_high; None is no upper bound."""
+    """Upper bound of the weight, as a distance from 1; requires max_ratio = None. None: no bound."""
 
     def __post_init__(self) -> None:
         if self.max_ratio is not None and self.max_ratio < 1:
@@ -48,15 +48,15 @@ class CISPO(PolicyGradient):
             )
         if self.max_ratio is not None and (self.clip_low, self.clip_high) != (None, None):
             raise ConfigError(
-                given=f"cispo.max_ratio = {self.max_ratio} (the default is 5) beside clip_low = {self.clip_low}, "
+                given=f"cispo.max_ratio = {self.max_ratio} (the default is 5) with clip_low = {self.clip_low}, "
                 f"clip_high = {self.clip_high}",
-                allowed="one absolute bound, max_ratio, or relative ones, clip_low and clip_high",
-                fix="Set max_ratio = null to use clip_low and clip_high, or remove those.",
+                allowed="one absolute bound, max_ratio, or relative bounds, clip_low and clip_high",
+                fix="Set max_ratio = null to use clip_low and clip_high, or remove clip_low and clip_high.",
             )
 
     @property
     def bounds(self) -> tuple[float | None, float | None]:
-        """The lowest and the highest weight; None is no bound."""
+        """Lower and upper bound of the weight; None: no bound."""
         low = None if self.clip_low is None else 1 - self.clip_low
         return low, self.max_ratio if self.clip_high is None else 1 + self.clip_high
 

@@ -1,12 +1,12 @@
-"""Clip-Cov: stop the tokens that make the entropy fall (The Entropy Mechanism of RL, arXiv:2505.22617).
+"""Clip-Cov: no gradient for tokens that make the entropy fall (The Entropy Mechanism of RL, arXiv:2505.22617).
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
     rho = exp(logprobs - old_logprobs)                            per token
     cov = (logprobs - mean(logprobs)) (A - mean(A))               means over all tokens of the update
     L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A), or 0 for the tokens chosen
 
-Mean over all tokens of the step. Chosen are max(1, floor(cov_share * tokens)) of those that the clip has not stopped
-and whose cov is between cov_low and cov_high, by a draw that depends on seed, version, row and position (RULE 24).
+Mean over all tokens of the step. A random draw chooses max(1, floor(cov_share * tokens)) of the tokens that are not
+clipped and whose cov is between cov_low and cov_high. It depends on seed, version, row and position (RULE 24).
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ class ClipCov(PolicyGradient):
     metrics = {"policy/selected_fraction": "share of trained tokens that were chosen"} | clip_formulas()
 
     clip_low: NonNegative = 1.0
-    """Lowering a token's ratio below 1 - clip_low gains nothing more; 1 is no bound."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain. 1: no bound."""
     clip_high: NonNegative = 1.0
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     cov_low: Finite = 1.0
-    """Only tokens with a larger covariance are drawn from."""
+    """Lower bound of the covariance: the draw considers only tokens with a larger one."""
     cov_high: Finite = 5.0
-    """Only tokens with a smaller covariance are drawn from."""
+    """Upper bound of the covariance: the draw considers only tokens with a smaller one."""
     cov_share: UnitInterval = 2e-4
-    """Share of the trained tokens of an update that is drawn, at least one; fewer where there are not as many."""
+    """Share of the trained tokens of an update to draw. At least one token is drawn if any token is eligible, and never
+    more than are eligible."""
     seed: int = 0
-    """Another number is another draw."""
+    """Seed of the draw."""
     dynamic_sampling: bool = True
-    """Replace prompts whose completions all earn the same reward by others, until the step is full."""
+    """If true, prompts whose completions all have the same reward are replaced until the step is full."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -59,7 +60,7 @@ class ClipCov(PolicyGradient):
         return replace(batch, selected_BT=self._select(outputs.logprobs_BT, started))
 
     def _select(self, logprobs_BT: Tensor, batch: Batch) -> Tensor:
-        """`[B, T]` bool: the tokens to stop, chosen among all of these rows."""
+        """`[B, T]` bool: the tokens that get no gradient, chosen among all tokens of these rows."""
         advantages_BT, mask_BT = advantages_of(batch), batch.completion_mask_BT
         ratio_BT = token_ratio(logprobs_BT, batch.old_logprobs_BT)
         return clip_cov(

@@ -4,8 +4,8 @@
     h    = beta * (S(chosen) - S(rejected))
     L    = -log sigmoid(h) + alpha * NLL(chosen)
 
-Mean over the pairs of the step; the NLL is averaged as nll_normalization says. DPO with a uniform reference, so
-that no reference model is needed; the likelihood term holds the policy to the data instead.
+Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. It is DPO with
+a uniform reference, so it needs no reference model; the likelihood term keeps the policy near the data instead.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ class CPO(PairLoss):
     metrics = reward_formulas("beta * sum_t logprobs")
 
     beta: Positive = 0.1
-    """Size of a margin: of the difference of two log-probabilities."""
+    """Scale of the margin, the difference of the two log-probabilities."""
     alpha: NonNegative = 1.0
     """Weight of the NLL of the chosen answer."""
     nll_normalization: NLLNormalization = "token_mean"
-    """token_mean: over all chosen tokens of the step; sequence_mean: per token of each answer, then over pairs; sum:
-    summed over each answer, then over pairs."""
+    """Averaging of the NLL. token_mean: mean over all chosen tokens of the step; sequence_mean: mean over the tokens
+    of each chosen answer, then over pairs; sum: sum over the tokens of each chosen answer, then mean over pairs."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -1,22 +1,23 @@
-"""Credit for turns: each turn of a trajectory is one action, and what this turn and later ones earn is its return.
+"""Credit for turns: each turn of a trajectory is one action, and its return sums the rewards of this and later turns.
 
-    r_k = rewards of the tokens of turn k, that of the whole completion beside those of its last turn
+    r_k = token rewards of turn k; the last turn also gets the reward of the whole completion
     G_k = r_k + discount * G_k+1
 
-An algorithm needs to know nothing of turns: it is shown its experience in other words.
+An algorithm needs no code for turns: it gets a view of its experience in which turns are tokens or completions.
 
-**Turns as tokens**, for algorithms that read rewards of tokens: a turn is one token, with the sum of its
-log-probabilities and the value before its first token. Returns, lambda-returns and whitening then go from turn to turn,
-as in turn-PPO (arXiv:2512.17008):
+**Turns as tokens**, for algorithms that read token rewards: a turn is one token, with the sum of its
+log-probabilities and the value before its first token. Returns, lambda-returns and whitening then run over turns, as
+in turn-PPO (arXiv:2512.17008):
 
     delta_k = r_k + discount V_k+1 - V_k        A_k = delta_k + discount gae_lambda A_k+1        R_k = A_k + V_k
 
-**Turns as completions**, for those that compare the completions of a prompt: turn k of each trajectory is a completion
-with the reward G_k, and those that have a turn k are a group: the normalised returns of Group Turn Policy Optimization
-(GTPO, arXiv:2511.14846). A turn that no other trajectory of the group has is compared with their last turns: any
-baseline that depends on the others alone leaves the gradient of a leave-one-out estimator unbiased (Williams 1992).
+**Turns as completions**, for algorithms that compare the completions of a prompt: turn k of each trajectory is a
+completion with the reward G_k, and the trajectories that have a turn k form a group. These are the normalised returns
+of Group Turn Policy Optimization (GTPO, arXiv:2511.14846). A turn that no other trajectory of the group has is
+compared with their last turns. A baseline that depends on the other trajectories alone leaves the gradient of a
+leave-one-out estimator unbiased (Williams 1992).
 
-What comes of it stands on each token of the turn.
+All tokens of a turn get the advantage of the turn.
 """
 
 from __future__ import annotations
@@ -32,22 +33,22 @@ from posttrain.types import Batch, Experience
 
 
 class Credit(Protocol):
-    """Who earned the rewards of a completion."""
+    """The assignment of the rewards of a completion to its parts."""
 
     def to_batch(self, algorithm: Algorithm, experience: Experience, state: Any = None) -> Batch:
-        """`algorithm.to_batch` under this view."""
+        """Return the result of `algorithm.to_batch` under this view of the experience."""
         ...
 
 
 def credit_of(name: str, discount: float = 1.0) -> Credit:
-    """By the name of `environment.credit`; rewards of tokens are part of the experience, which is then read as it
-    is."""
+    """Return the credit for a value of `environment.credit`. Token rewards are part of the experience and need no
+    view."""
     return ByTurn(discount=discount) if name == "turn" else Whole()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Whole:
-    """Implements `Credit`: what the algorithm makes of the experience as it is."""
+    """Implements `Credit`: the algorithm reads the experience unchanged."""
 
     def to_batch(self, algorithm: Algorithm, experience: Experience, state: Any = None) -> Batch:
         return algorithm.to_batch(experience, state)
@@ -55,13 +56,13 @@ class Whole:
 
 @dataclass(frozen=True, kw_only=True)
 class ByTurn:
-    """Implements `Credit`."""
+    """Implements `Credit`: each turn has its own return."""
 
     discount: float = 1.0
-    """Discount on the earnings of a later turn, for each turn in between."""
+    """Discount factor per turn on the rewards of later turns."""
 
     def to_batch(self, algorithm: Algorithm, experience: Experience, state: Any = None) -> Batch:
-        """The inputs of the loss. Raises ConfigError for an algorithm that cannot credit turns."""
+        """Return the inputs of the loss. Raises ConfigError for an algorithm that cannot credit turns."""
         if (error := no_turns_for(algorithm)) is not None:
             raise error
         turns = Turns.of(experience, self.discount)
@@ -74,7 +75,7 @@ class ByTurn:
 
 
 def no_turns_for(algorithm: Algorithm) -> ConfigError | None:
-    """Why turns cannot have advantages of their own under this algorithm; None where they can."""
+    """Return the reason why turns cannot have their own advantages under this algorithm; None if they can."""
     others = "grpo, rloo, dapo, ppo or reinforce_plus_plus, for example"
 
     def refused(why: str, allowed: str = others, fix: str = "") -> ConfigError:
@@ -84,16 +85,16 @@ def no_turns_for(algorithm: Algorithm) -> ConfigError | None:
     if not isinstance(algorithm, PolicyGradient) or not algorithm.learns_from_rewards:
         return refused("has no advantages that come from rewards")
     if not algorithm.reads_token_advantages:
-        return refused("as configured has one advantage for all of a completion")
+        return refused("as configured has one advantage for a whole completion")
     if (gamma := getattr(algorithm, "gamma", None)) not in (None, 1):
         fix = "Leave gamma out; environment.turn_discount is the discount from turn to turn."
         return refused(f"has a gamma of {gamma:g} per token", "gamma = 1", fix)
     if unknown := algorithm.needs & {"squared_probs", "reward_components"}:
-        return refused(f"needs what turns do not have: {', '.join(sorted(unknown))}")
+        return refused(f"needs inputs that turns do not have: {', '.join(sorted(unknown))}")
     if algorithm.reads_token_rewards and algorithm.looks_at_lengths:
-        return refused("fines completions by their lengths in tokens, and a turn is one step")
+        return refused("penalises completions by their length in tokens, but a turn counts as one token")
     if algorithm.correct_from is not None:
-        return refused("asks which answers are correct, and a turn is no answer")
+        return refused("distinguishes correct answers, but a turn is not an answer")
     if not algorithm.reads_token_rewards and algorithm.kl_in_reward and "reference" in algorithm.needs:
         return refused(
             "has a KL in the reward of the completion, which is not known turn by turn",

@@ -20,14 +20,14 @@ class KLController:
     """The state of an adaptive KL penalty."""
 
     kl_coef: float
-    """Its present weight."""
+    """Current weight of the KL penalty."""
 
 
 def shaped_scores(rows: Batch, score_clip: float | None, missing_eos_penalty: float) -> Tensor:
-    """`[B]` reward of each completion, minus the penalty where it was cut before its EOS, held within ±score_clip."""
+    """`[B]` reward of each completion, minus the penalty if it was cut before its EOS, clipped to ±score_clip."""
     if rows.rewards_B is None:
         raise ConfigError(
-            given="a batch without rewards, from which no returns can be computed",
+            given="a batch without rewards; its returns cannot be computed",
             allowed="rewards_B, or returns_BT",
             fix="Build it with Batch.from_experience(experience).",
         )
@@ -43,7 +43,7 @@ def shaped_scores(rows: Batch, score_clip: float | None, missing_eos_penalty: fl
 
 
 def kl_before_update(rows: Batch, estimator: KLInReward) -> Tensor:
-    """`[B, T]` estimate of KL(old policy || reference) on each trained token; a constant."""
+    """`[B, T]` estimate of KL(old policy || reference) on each trained token, detached."""
     if rows.old_logprobs_BT is None or rows.ref_logprobs_BT is None:
         raise ConfigError(
             given="kl_coef > 0, but old or reference log-probabilities are missing",
@@ -55,13 +55,13 @@ def kl_before_update(rows: Batch, estimator: KLInReward) -> Tensor:
 
 
 def token_rewards(rows: Batch, scores_B: Tensor, kl_coef: float, estimator: KLInReward) -> Tensor:
-    """`[B, T]` the score on the last trained token, minus kl_coef * KL on every one; 0 is off, and reads no KL."""
+    """`[B, T]` the score on the last trained token, minus kl_coef * KL on every token. If kl_coef is 0, read no KL."""
     rewards_BT = place_on_last_token(scores_B, rows.completion_mask_BT, rows.token_rewards_BT)
     return rewards_BT - kl_coef * kl_before_update(rows, estimator) if kl_coef else rewards_BT
 
 
 def old_values(rows: Batch) -> Tensor:
-    """`[B, T]` values from before the update; constants."""
+    """`[B, T]` values before the update, detached."""
     if rows.values_BT is None:
         raise ConfigError(
             given="no values of a critic",
@@ -74,18 +74,18 @@ def old_values(rows: Batch) -> Tensor:
 VALUE_METRICS = {
     "value/loss": "mean over the trained tokens of 1/2 max((V - R)^2, (clip(V, V_old +- value_clip) - R)^2)",
     "value/clip_fraction": "share of trained tokens whose clipped branch is the larger one: no gradient",
-    "value/mean": "mean over the trained tokens of V_old, the value before each token that the advantages come from",
+    "value/mean": "mean over the trained tokens of V_old, the value before each token that the advantages use",
     "return/mean": "mean over the trained tokens of R = A + V_old, A before whitening",
     "value/explained_variance": "1 - Var(R - V_old) / Var(R) over the trained tokens of the step: 1 is perfect, 0 no "
-    "better than a constant; nan where all returns are the same",
+    "better than a constant; nan if all returns are equal",
 }
 
 
 def value_term(outputs: Outputs, batch: Batch, returns_BT: Tensor, value_clip: float | None) -> tuple[Tensor, Metrics]:
-    """`[B, T]` loss of the critic, and its metrics. Never weighted by an off-policy correction."""
+    """Return the `[B, T]` loss of the critic and its metrics. An off-policy correction never weights this loss."""
     if outputs.values_BT is None:
         raise ConfigError(
-            given="the batch has values of a critic, but the forward pass gave none",
+            given="the batch has values of a critic, but the forward pass returned none",
             fix="Pass Outputs(logprobs_BT=..., values_BT=...).",
         )
     old_BT, mask_BT = masked(old_values(batch), batch.completion_mask_BT), batch.completion_mask_BT
@@ -113,7 +113,7 @@ REWARD_METRICS = {
 
 @without_gradient
 def reward_metrics(rows: Batch, scores_B: Tensor, estimator: KLInReward) -> Metrics:
-    """What the token rewards were made of."""
+    """Return metrics of the two parts of the token rewards: the scores and the KL."""
     trained_B = rows.completion_mask_BT.any(dim=-1)
     metrics: Metrics = {"objective/scores": mean_over(scores_B, trained_B)}
     if rows.old_logprobs_BT is not None and rows.ref_logprobs_BT is not None:

@@ -5,8 +5,8 @@
     rho  = exp(logprobs - old_logprobs)                           per token
     L    = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
 
-Mean over all tokens of the step. Prompts whose completions all earn the same reward, before any penalty, are replaced
-by others until the step is full (RULE 22). The paper has no KL: kl_coef = 0, the default.
+Mean over all tokens of the step. Prompts whose completions all have the same reward, before any penalty, are replaced
+by new prompts until the step is full (RULE 22). The paper has no KL: kl_coef = 0, the default.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ class DAPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.28
-    """Raising a token's ratio above 1 + clip_high gains nothing more; wider than clip_low, so that rare tokens can
-    become likely ("clip-higher")."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain. It is wider than
+    clip_low so that rare tokens can become likely ("clip-higher")."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
-    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3 has the gradient of the forward KL(reference || policy).
+    A `_corrected` estimator has the same value and the unbiased gradient of KL(policy || reference)."""
     top_entropy_quantile: Share = 1.0
-    """Only this share of the tokens of an update, those of largest entropy, has a policy term; the denominator stays.
-    1: all tokens. 0.2 in arXiv:2506.01939."""
+    """Share of the tokens of an update, those with the largest entropy, that have a policy term. The denominator still
+    counts all tokens. 1: all tokens; arXiv:2506.01939 uses 0.2."""
     overlong_buffer: CountOrZero | None = None
-    """Tokens before max_completion_length over which a penalty grows from 0 to 1, which is taken off the reward before
-    the group's statistics; None or 0 is off."""
+    """Number of tokens before max_completion_length over which a length penalty grows from 0 to 1. It is subtracted
+    from the reward before the group statistics. None or 0: no penalty."""
     max_completion_length: Count | None = None
-    """Where the penalty of overlong_buffer is complete; in a run it is sampling.max_completion_length unless set."""
+    """Length, in tokens, at which the penalty of overlong_buffer is complete. If unset, a run uses
+    sampling.max_completion_length."""
     dynamic_sampling: bool = True
-    """Replace prompts whose completions all earn the same reward by others, until the step is full."""
+    """If true, prompts whose completions all have the same reward are replaced until the step is full."""
 
     def __post_init__(self) -> None:
         if self.overlong_buffer and self.max_completion_length and self.overlong_buffer > self.max_completion_length:
@@ -67,12 +68,12 @@ class DAPO(PolicyGradient):
         return group_normalized(self._shortened(experience) if self.overlong_buffer else experience)
 
     def _shortened(self, experience: Experience) -> Experience:
-        """The experience with the penalty for length in its rewards."""
+        """Return the experience with the length penalty in its rewards."""
         if self.max_completion_length is None:
             raise ConfigError(
                 given=f"dapo.overlong_buffer = {self.overlong_buffer} without max_completion_length",
                 allowed="the length at which the penalty is complete, an integer >= 1",
-                fix="Use DAPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
+                fix="Use DAPO(max_completion_length=...). A run sets it from sampling.max_completion_length.",
             )
         penalty_PG = soft_overlong(experience.lengths_PG, self.max_completion_length, self.overlong_buffer or 0)
         return replace(experience, rewards_PG=experience.rewards_PG + penalty_PG)

@@ -1,12 +1,12 @@
-"""DeepSeek-V3.2's GRPO: an unbiased KL, and no lesson from bad answers that the policy has left (arXiv:2512.02556).
+"""DeepSeek-V3.2's GRPO: an unbiased KL, and no gradient from off-policy negative answers (arXiv:2512.02556).
 
     A_i = R_i - mean(R)                                           over the G completions of one prompt
     rho = exp(logprobs - old_logprobs)                            per token
     M_i = 0 where A_i < 0 and mean_t (sampling_logprobs - logprobs) > max_negative_divergence, else 1
     L   = -M_i min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
 
-Mean over the tokens of a completion, then over completions; one that M drops keeps its KL and its place in the
-denominator. Where the sampler reports no log-probabilities, M compares with old_logprobs.
+Mean over the tokens of a completion, then over completions. A completion that M drops keeps its KL term and its place
+in the denominator. If the sampler reports no log-probabilities, M uses old_logprobs.
 """
 
 from __future__ import annotations
@@ -29,22 +29,23 @@ class DeepSeekV32(PolicyGradient):
     metrics = (
         clip_formulas()
         | DUAL_CLIP_METRICS
-        | {"policy/dropped_fraction": "share of completions that leave the policy term: M = 0"}
+        | {"policy/dropped_fraction": "share of completions that are dropped from the policy term: M = 0"}
     )
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     max_negative_divergence: Positive | None = 0.5
-    """A completion with a negative advantage leaves the policy term when the mean over its tokens of
-    log(sampler / policy), in nats, is above this. None is off."""
+    """Largest mean over the tokens of log(sampler / policy), in nats, for a completion with a negative advantage. Above
+    it, the completion is dropped from the policy term. None: nothing is dropped."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3_corrected"
-    """Read only when kl_coef > 0. k3_corrected has the value of k3 and the gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3_corrected has the value of k3 and the gradient of
+    KL(policy || reference)."""
 
     @property
     def reads_token_advantages(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -70,7 +71,7 @@ class DeepSeekV32(PolicyGradient):
 
 
 def left_behind(outputs: Outputs, batch: Batch, bound: float) -> Tensor:
-    """`[B, 1]` bool: M = 0. The sampler's own log-probabilities are compared with where there are some."""
+    """`[B, 1]` bool: true if M = 0. The comparison uses the sampler's own log-probabilities if there are any."""
     sampled_BT = batch.old_logprobs_BT if batch.sampling_logprobs_BT is None else batch.sampling_logprobs_BT
     mask_BT = batch.completion_mask_BT
     advantages_B1 = per_completion(advantages_of(batch), mask_BT)

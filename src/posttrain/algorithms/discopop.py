@@ -1,11 +1,11 @@
-"""DiscoPOP: log-ratio modulated loss, found by a language model that proposed losses (arXiv:2406.08414).
+"""DiscoPOP: a log-ratio modulated loss, discovered by a language model that proposed losses (arXiv:2406.08414).
 
     h = beta * (r(chosen) - r(rejected)),  r(y) = sum_t (logprobs - ref_logprobs)
     g = sigmoid(h / tau)
     L = (1 - g) * -log sigmoid(h) + g * exp(-h)
 
-Mean over the pairs of the step. Wrong pairs (h < 0) have DPO's loss, right ones an exponential one; between them,
-near h = 0, L is not convex. With label_smoothing e: (1 - e) L(h) + e L(-h).
+Mean over the pairs of the step. Misordered pairs (h < 0) have DPO's loss, correctly ordered pairs an exponential
+loss. Near h = 0, between the two, L is not convex. With label_smoothing e: (1 - e) L(h) + e L(-h).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class DiscoPOP(PairLoss):
     key = "discopop"
 
     beta: Positive = 0.05
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     label_smoothing: BelowHalf = 0.0
-    """Probability that a pair is labelled the wrong way round."""
+    """Probability that the two labels of a pair are swapped."""
     tau: Positive = 0.05
     """Width of the transition between the two losses, in units of h."""
 

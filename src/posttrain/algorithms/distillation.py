@@ -1,11 +1,11 @@
-"""On-policy distillation: the student writes, the teacher says of each token what it thinks of it (arXiv:2306.08543).
+"""On-policy distillation: the student samples, and the teacher rates each sampled token (arXiv:2306.08543).
 
-    A_t = coef * log(teacher / old policy)                        of the sampled token alone: no return, no discount
+    A_t = coef * log(teacher / old policy)                        for the sampled token alone: no return, no discount
     L   = -A_t * logprobs
 
-Mean over all tokens of the step. Its expected gradient is that of the reverse KL(student || teacher) at each
-position, over the prefixes that the student writes. With clip_low and clip_high the token ratio is clipped as in
-PPO; needed only for several updates per batch. Rewards are not needed; they are shown when there are some.
+Mean over all tokens of the step. Its expected gradient equals the gradient of the reverse KL(student || teacher) at
+each position, over the prefixes that the student samples. With clip_low and clip_high the token ratio is clipped as
+in PPO, which only several updates per batch require. Rewards are optional: if there are any, they are logged.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ class Distillation(PolicyGradient):
     }
 
     divergence: Literal["reverse_kl", "forward_kl", "k3", "gjsd"] = "reverse_kl"
-    """What is made small. From tokens that the student samples only reverse_kl can be; the others are refused."""
+    """Divergence to minimise. Tokens sampled by the student only support reverse_kl; other values are refused."""
     coef: Positive = 1.0
-    """Factor of the advantages."""
+    """Factor that multiplies the advantages."""
     floor: Finite = -10.0
-    """log(teacher / policy) of a token counts as at least this; a teacher may give a token no probability at all."""
+    """Lower bound of log(teacher / policy) per token, because a teacher may give a token probability 0."""
     clip_low: NonNegative | None = None
-    """None: no ratio. A number clips the token ratio from below at 1 - clip_low."""
+    """Lower clip bound of the token ratio, as a distance from 1. None: no ratio."""
     clip_high: NonNegative | None = None
-    """The same from above, at 1 + clip_high. Set both or neither."""
+    """Upper clip bound, as a distance from 1. Set both bounds or neither."""
 
     def __post_init__(self) -> None:
         refuse_half_a_clip(self.clip_low, self.clip_high)
         if self.divergence != "reverse_kl":
             raise ConfigError(
-                given=f"divergence = {self.divergence!r}, which sampled tokens cannot teach: it needs the "
+                given=f"divergence = {self.divergence!r}, which sampled tokens cannot minimise: it needs the "
                 "teacher's whole distribution, or has the gradient of another divergence",
                 allowed="reverse_kl",
                 fix="Set divergence = reverse_kl.",

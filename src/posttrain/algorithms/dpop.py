@@ -21,18 +21,19 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 class DPOP(PairLoss):
     key = "dpop"
     metrics = LOG_RATIO_METRICS | {
-        "rewards/penalties": "mean over the pairs of penalty * max(0, -R(chosen)), which the margin loses"
+        "rewards/penalties": "mean over the pairs of penalty * max(0, -R(chosen)), which is subtracted from the margin"
     }
 
     beta: Positive = 0.3
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     penalty: NonNegative = 50.0
-    """By how much more a fall of the chosen answer counts than the margin. 0 is DPO."""
+    """Weight of the penalty on a chosen answer that became less likely, relative to the margin. With 0 it is DPO."""
     alpha: NonNegative = 0.0
     """Weight of the NLL of the chosen answer."""
     nll_normalization: NLLNormalization = "token_mean"
-    """Read only when alpha > 0. token_mean: over all chosen tokens of the step; sequence_mean: per token of each
-    answer, then over pairs; sum: summed over each answer, then over pairs."""
+    """Averaging of the NLL, read only if alpha > 0. token_mean: mean over all chosen tokens of the step; sequence_mean:
+    mean over the tokens of each chosen answer, then over pairs; sum: sum over the tokens of each chosen answer, then
+    mean over pairs."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

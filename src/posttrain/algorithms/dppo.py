@@ -7,7 +7,7 @@
     L   = -sg[min(rho, max_ratio) M] A logprobs                   rho = exp(logprobs - old_logprobs)
 
 Mean over all tokens of the step. A ratio says little about how far a distribution has moved: from 1e-5 to 1e-3 it is
-100 and nearly nothing has changed, from 0.99 to 0.8 it is 0.8 and much has. So probability is bounded, not its ratio.
+100 with nearly no change, from 0.99 to 0.8 it is 0.8 with a large one. So DPPO bounds the probability, not the ratio.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ class DPPO(PolicyGradient):
     ) | {"policy/weight_clip_fraction": "share of trained tokens with rho > max_ratio"}
 
     divergence: Divergence = "tv"
-    """How the movement of the sampled token's probability is measured: tv is |p - p_old|, kl the binary KL."""
+    """Measure of the change of the sampled token's probability. tv: |p - p_old|; kl: the binary KL."""
     divergence_low: NonNegative = 0.15
-    """A token with a negative advantage gains nothing by falling further than this. With kl use about 0.05."""
+    """Largest divergence of a token that becomes less likely, if its advantage is not positive. With kl use about
+    0.05."""
     divergence_high: NonNegative = 0.15
-    """A token with a positive advantage gains nothing by rising further than this. With kl use about 0.05."""
+    """Largest divergence of a token that becomes more likely, if its advantage is positive. With kl use about 0.05."""
     max_ratio: AboveOne = 20.0
-    """The weight of a token is at most this."""
+    """Largest weight of a token."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -1,4 +1,4 @@
-"""Dr. GRPO: GRPO done right, without its two biased divisions (arXiv:2503.20783).
+"""Dr. GRPO: GRPO Done Right, without its two biased divisions (arXiv:2503.20783).
 
     A_i = R_i - mean(R)                                           over the G completions of one prompt
     rho = exp(logprobs - old_logprobs)                            per token
@@ -28,22 +28,22 @@ class DrGRPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     max_completion_length: Count | None = None
-    """The constant that the token sum of a completion is divided by; in a run it is sampling.max_completion_length
-    unless set. It must not depend on the batch."""
+    """Constant that divides the token sum of a completion. It must not depend on the batch. If unset, a run uses
+    sampling.max_completion_length."""
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
-    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3 has the gradient of the forward KL(reference || policy).
+    A `_corrected` estimator has the same value and the unbiased gradient of KL(policy || reference)."""
     top_entropy_quantile: Share = 1.0
-    """Only this share of the tokens of an update, those of largest entropy, has a policy term; the denominator stays.
-    1: all tokens. 0.2 in arXiv:2506.01939."""
+    """Share of the tokens of an update, those with the largest entropy, that have a policy term. The denominator still
+    counts all tokens. 1: all tokens; arXiv:2506.01939 uses 0.2."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -54,7 +54,7 @@ class DrGRPO(PolicyGradient):
             raise ConfigError(
                 given="dr_grpo without max_completion_length",
                 allowed="the constant length that token sums are divided by, an integer >= 1",
-                fix="Use DrGRPO(max_completion_length=...); in a run it follows sampling.max_completion_length.",
+                fix="Use DrGRPO(max_completion_length=...). A run sets it from sampling.max_completion_length.",
             )
         outputs, batch = self.start(outputs, batch)
         ratio_BT = token_ratio(outputs.logprobs_BT, batch.old_logprobs_BT)

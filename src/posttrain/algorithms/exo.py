@@ -3,8 +3,8 @@
     h = beta * (r(chosen) - r(rejected)),  r(y) = sum_t (logprobs - ref_logprobs)
     L = KL([sigmoid(h), sigmoid(-h)] || [1 - e, e])               e = label_smoothing
 
-Mean over the pairs of the step. DPO is the same KL with its arguments exchanged, which covers modes where EXO seeks
-them. The least loss, 0, is at sigmoid(h) = 1 - e.
+Mean over the pairs of the step. DPO is the same KL with its arguments exchanged: DPO is mode-covering, EXO is
+mode-seeking. The smallest loss, 0, is at sigmoid(h) = 1 - e.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class EXO(PairLoss):
     key = "exo"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     label_smoothing: PositiveBelowHalf = 1e-3
-    """Probability of the rejected answer in the target; with 0 the KL would be infinite."""
+    """Probability of the rejected answer in the target distribution. With 0 the KL would be infinite."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

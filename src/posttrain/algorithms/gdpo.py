@@ -5,8 +5,8 @@
     rho = exp(logprobs - old_logprobs)                            per token
     L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
 
-Mean over the tokens of a completion, then over completions. GRPO normalises the sum of the rewards: there the reward
-with the largest spread decides, and different combinations of rewards get the same advantage.
+Mean over the tokens of a completion, then over completions. GRPO normalises the sum of the rewards instead: the
+reward with the largest spread then dominates, and different combinations of rewards get the same advantage.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ class GDPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
-    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3 has the gradient of the forward KL(reference || policy).
+    A `_corrected` estimator has the same value and the unbiased gradient of KL(policy || reference)."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -58,11 +58,11 @@ class GDPO(PolicyGradient):
 
 
 def reward_components_of(experience: Experience) -> Tensor:
-    """`[K, P, G]`: each reward function by itself."""
+    """`[K, P, G]`: the rewards of each reward function."""
     if experience.rewards_KPG is None:
         raise ConfigError(
-            given="normalisation of each reward by itself, but only their sum is there",
-            allowed="rewards_KPG, nan where a reward does not apply",
+            given="normalisation of each reward separately, but the experience has only their sum",
+            allowed="rewards_KPG, with nan where a reward does not apply",
             fix="Pass rewards_KPG, or use grpo, which normalises the sum.",
         )
     return experience.rewards_KPG

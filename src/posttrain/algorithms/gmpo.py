@@ -5,8 +5,8 @@
     z   = min(d, clip_high) where A_i > 0, max(d, -clip_low) elsewhere
     L_i = -A_i * exp(mean over its tokens of z)
 
-Mean over completions. Tokens are clipped in log space before their mean is taken, so that one of them cannot move the
-ratio of the answer far; the others keep their gradient.
+Mean over completions. Token log-ratios are clipped before they are averaged, so that no single token can move the
+ratio of the answer far. The other tokens keep their gradient.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class GMPO(PolicyGradient):
     metrics = band_formulas("trained tokens", "d < -clip_low", "d > clip_high")
 
     clip_low: NonNegative = 0.4
-    """Lowering a token's log ratio below -clip_low gains nothing more: in log space, so 0.4 is a ratio of 0.67."""
+    """Lower clip bound in log space: a token log-ratio below -clip_low gives no further gain. 0.4 means ratio 0.67."""
     clip_high: NonNegative = 0.4
-    """Raising a token's log ratio above clip_high gains nothing more: 0.4 is a ratio of 1.49."""
+    """Upper clip bound in log space: a token log-ratio above clip_high gives no further gain. 0.4 means ratio 1.49."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -25,19 +25,20 @@ class GRPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0. k3 as in the paper, whose gradient is that of the forward KL(reference || policy);
-    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3, as in the paper, has the gradient of the forward
+    KL(reference || policy). A `_corrected` estimator has the same value and the unbiased gradient of
+    KL(policy || reference)."""
     top_entropy_quantile: Share = 1.0
-    """Only this share of the tokens of an update, those of largest entropy, has a policy term; the denominator stays.
-    1: all tokens. 0.2 in arXiv:2506.01939."""
+    """Share of the tokens of an update, those with the largest entropy, that have a policy term. The denominator still
+    counts all tokens. 1: all tokens; arXiv:2506.01939 uses 0.2."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

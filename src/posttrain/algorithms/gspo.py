@@ -4,8 +4,8 @@
     s_i = exp(mean over its tokens of logprobs - old_logprobs)    one ratio per completion, a geometric mean
     L_i = -min(s_i A_i, clip(s_i, 1 - clip_low, 1 + clip_high) A_i)
 
-Mean over completions. With kl_coef > 0 a KL to the reference is added per token, averaged over the tokens of a
-completion and then over completions; the paper has none.
+Mean over completions. With kl_coef > 0 a KL to the reference is added. It is averaged over the tokens of a completion
+and then over completions. The paper has no KL.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class GSPO(PolicyGradient):
     }
 
     clip_low: NonNegative = 3e-4
-    """Lowering a completion's ratio below 1 - clip_low gains nothing more. The ratio is a mean over its tokens: it
-    moves a thousand times less than that of a single token."""
+    """Lower clip bound, as a distance from 1: a completion ratio below 1 - clip_low gives no further gain. The ratio is
+    a mean over tokens, so it moves a thousand times less than the ratio of a single token."""
     clip_high: NonNegative = 4e-4
-    """Raising a completion's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a completion ratio above 1 + clip_high gives no further gain."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
-    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3 has the gradient of the forward KL(reference || policy).
+    A `_corrected` estimator has the same value and the unbiased gradient of KL(policy || reference)."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

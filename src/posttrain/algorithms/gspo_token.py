@@ -4,9 +4,9 @@
     s_it = sg[s_i] * exp(logprobs - sg[logprobs])                 s_i = exp(mean of logprobs - old_logprobs)
     L_it = -min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
 
-Mean over the tokens of a completion, then over completions. The value of s_it is s_i for every token, so that a whole
-completion is clipped or not; its gradient is that of the token alone. With one advantage per completion, as here, it
-is GSPO in value and gradient; what it adds is that a caller may pass other advantages per token.
+Mean over the tokens of a completion, then over completions. The value of s_it is s_i for every token, so that a
+completion is clipped as a whole. The gradient of s_it is that of the token alone. With one advantage per completion,
+as here, the loss equals GSPO in value and gradient; in addition, a caller may pass other advantages per token.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class GSPOToken(PolicyGradient):
     metrics = clip_formulas(ratio="s")
 
     clip_low: NonNegative = 3e-4
-    """Lowering a completion's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a completion ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 4e-4
-    """Raising a completion's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a completion ratio above 1 + clip_high gives no further gain."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0. The gradient of k3 is that of the forward KL(reference || policy);
-    `_corrected` keeps the value and has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3 has the gradient of the forward KL(reference || policy).
+    A `_corrected` estimator has the same value and the unbiased gradient of KL(policy || reference)."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -20,9 +20,9 @@ class Hinge(PairLoss):
     key = "hinge"
 
     beta: Positive = 0.1
-    """A pair counts as learned once its log-ratios differ by 1 / beta."""
+    """Inverse of the target margin: a pair has no gradient once its log-ratios differ by 1 / beta."""
     label_smoothing: BelowHalf = 0.0
-    """Probability that a pair is labelled the wrong way round."""
+    """Probability that the two labels of a pair are swapped."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

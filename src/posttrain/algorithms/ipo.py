@@ -4,8 +4,8 @@
     h    = r(chosen) - r(rejected)
     L    = (h - 1 / (2 tau))^2
 
-Mean over the pairs of the step. A square in place of DPO's logistic: the margin has a finite target, which
-preferences that are always the same cannot drive to infinity.
+Mean over the pairs of the step. A square replaces DPO's logistic loss. The margin has a finite target, so that
+deterministic preferences cannot drive it to infinity.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ class IPO(PairLoss):
     metrics = reward_formulas("tau * r, r = mean over the answer (or sum) of (logprobs - ref_logprobs)")
 
     tau: Positive = 0.1
-    """How strongly the policy is held to the reference: log-ratios are driven 1 / (2 tau) apart. Per token that is
-    much further than per answer, so that a value for the one does not fit the other."""
+    """Strength of the implicit KL constraint: the loss drives log-ratios 1 / (2 tau) apart. The same distance is much
+    larger per token than per answer, so the two need different values."""
     length_average: bool = True
-    """Log-ratios per token of the answer; false: summed over the answer, as printed in the paper."""
+    """If true, log-ratios are averaged over the tokens of the answer. If false, they are summed, as in the paper."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -4,8 +4,8 @@
     l_i  = sum_t (logprobs - old_logprobs)                        log-ratio of the whole completion
     L    = -(R~_i - mean(R~)) * sum_t logprobs  +  tau / 2 * l_i^2
 
-Mean over completions. It is a gradient step towards the policy that is proportional to old * exp(R / tau), taken on
-samples of the old policy: there is no ratio and no clip, tau holds the policy back.
+Mean over completions. This is a gradient step towards the policy that is proportional to old * exp(R / tau), on
+samples of the old policy. There is no ratio and no clip; the penalty with weight tau limits the step.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class KimiK15(PolicyGradient):
     metrics = SQUARED_LOG_RATIO
 
     tau: NonNegative = 0.1
-    """Strength of the pull to the policy at the start of the update."""
+    """Strength of the pull towards the policy at the start of the update."""
     length_coef: NonNegative = 0.0
     """Weight of the length reward, between 1/2 for the shortest correct answer to a prompt and -1/2 for the longest
-    answer. Switch it on once the model solves the task."""
+    answer. Enable it once the model solves the task."""
     correct_at: Finite = 1.0
-    """Read only when length_coef > 0. A completion with at least this reward counts as correct."""
+    """Reward from which a completion counts as correct. Read only if length_coef > 0."""
 
     @property
     def correct_from(self) -> float | None:

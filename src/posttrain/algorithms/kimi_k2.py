@@ -32,14 +32,14 @@ class KimiK2(PolicyGradient):
     metrics = SQUARED_LOG_RATIO
 
     tau: Positive = 0.1
-    """Strength of the pull to the policy at the start of the update. The gradient is proportional to it, so with plain
-    gradient descent the learning rate scales as 1 / tau."""
+    """Strength of the pull towards the policy at the start of the update. The gradient is proportional to tau, so with
+    plain gradient descent the learning rate scales as 1 / tau."""
     token_budget: Count | None = None
-    """Completions with more tokens than this are fined; None is off."""
+    """Largest number of tokens of a completion without a penalty. None: no penalty."""
     budget_penalty: NonNegative = 1.0
-    """Read only with token_budget. What is subtracted from the reward of a completion beyond the budget."""
+    """Penalty that is subtracted from the reward of a completion beyond the budget. Read only with token_budget."""
     ptx_coef: NonNegative = 0.0
-    """Weight of the next-token loss on other data that is added to each update, against forgetting. 0 is off."""
+    """Weight of the next-token loss on other data, which is added to each update against forgetting. 0: none."""
 
     @property
     def auxiliary_coef(self) -> float:

@@ -1,4 +1,4 @@
-"""KL-Cov: hold the tokens that make the entropy fall (The Entropy Mechanism of RL, arXiv:2505.22617).
+"""KL-Cov: a penalty on tokens that make the entropy fall (The Entropy Mechanism of RL, arXiv:2505.22617).
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
     d   = logprobs - old_logprobs,  rho = exp(d)                  per token
@@ -32,11 +32,12 @@ class KLCov(PolicyGradient):
     metrics = {"policy/selected_fraction": "share of trained tokens that were chosen"}
 
     cov_share: UnitInterval = 2e-3
-    """Share of the trained tokens of an update that is held, at least one: those of largest covariance."""
+    """Share of the trained tokens of an update, those with the largest covariance, that get the penalty. At least one
+    token gets it."""
     penalty: NonNegative = 1.0
-    """Weight of |logprobs - old_logprobs| in the loss of the tokens that are held."""
+    """Weight of |logprobs - old_logprobs| in the loss of these tokens."""
     dynamic_sampling: bool = True
-    """Replace prompts whose completions all earn the same reward by others, until the step is full."""
+    """If true, prompts whose completions all have the same reward are replaced until the step is full."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)
@@ -50,7 +51,7 @@ class KLCov(PolicyGradient):
         return replace(batch, selected_BT=self._select(outputs.logprobs_BT, started))
 
     def _select(self, logprobs_BT: Tensor, batch: Batch) -> Tensor:
-        """`[B, T]` bool: the tokens to hold, chosen among all of these rows."""
+        """`[B, T]` bool: the tokens that get the penalty, chosen among all tokens of these rows."""
         mask_BT = batch.completion_mask_BT
         covariance_BT = covariance(logprobs_BT, advantages_of(batch), mask_BT)
         return kl_cov(covariance_BT, mask_BT, self.cov_share, draw_for(batch, seed=0))

@@ -5,8 +5,8 @@
     v(y) = sigmoid(beta * (r(y) - z0)) if desirable, sigmoid(beta * (z0 - r(y))) if not
     L    = weight(label) * (1 - v(y))
 
-Mean over the answers of the step. z0 estimates KL(policy || reference) over the whole step and carries no gradient:
-an answer is worth what it gains over it, and gains and losses both saturate.
+Mean over the answers of the step. z0 estimates KL(policy || reference) over the whole step and carries no gradient.
+The value of an answer depends on its distance from z0, and gains and losses both saturate.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class KTO(LabelLoss):
     metrics = LABEL_METRICS | {"kl": "z0, the reference point of the step"}
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     desirable_weight: NonNegative = 1.0
-    """Weight of desirable answers. With classes of different size choose weights so that desirable_weight * number of
-    desirable answers is 1 to 4/3 times the same product of the others."""
+    """Weight of desirable answers. If the classes differ in size, choose weights so that desirable_weight * number of
+    desirable answers is 1 to 4/3 times the same product for the undesirable ones."""
     undesirable_weight: NonNegative = 1.0
     """Weight of undesirable answers."""
 
@@ -41,7 +41,7 @@ class KTO(LabelLoss):
         return frozenset({"reference", "mismatched"})
 
     def prepare(self, batch: Batch) -> Batch:
-        """The reference point z0, one number for all rows of the update (RULE 40)."""
+        """Return the batch with the reference point z0, one number for all rows of the update (RULE 40)."""
         return replace(batch, offsets_B=reference_point(batch).expand(batch.num_rows))
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
@@ -57,10 +57,10 @@ class KTO(LabelLoss):
 
 
 def reference_point(batch: Batch) -> Tensor:
-    """`[]` max(0, mean of the mismatched log-ratios of these rows); rows that have none (NaN) are not counted."""
+    """`[]` max(0, mean of the mismatched log-ratios of these rows). Rows without one (NaN) are not counted."""
     if batch.num_rows < 2:
         raise ConfigError(
-            given="kto with a step of one row, whose prompt can meet no other row's answer",
+            given="kto with a step of one row: no other row can supply a mismatched answer to its prompt",
             allowed="at least 2 rows per step; a usable reference point takes some dozens",
             fix="Raise the number of rows per step.",
         )
@@ -68,7 +68,7 @@ def reference_point(batch: Batch) -> Tensor:
     mean = None if ratios_B is None else ratios_B.detach().nanmean()
     if mean is None or not mean.isfinite():
         raise ConfigError(
-            given="kto without finite log-ratios of mismatched answers, of which its reference point is the mean",
+            given="kto without finite log-ratios of mismatched answers; its reference point is their mean",
             allowed="mismatched_log_ratios_B: log(policy / reference) of another row's answer to each row's prompt",
             fix="Pass Batch.from_labels(..., mismatched_log_ratios_B=...); zeros make it the unpaired APO-zero.",
         )

@@ -1,4 +1,4 @@
-"""Code that the losses on single labelled answers share: scores, denominators and metrics. B rows."""
+"""Code that the losses on single labelled answers share: scores, denominators and metrics. B is the number of rows."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class LabelLoss(Algorithm):
 
 @dataclass(frozen=True, kw_only=True)
 class Labelled:
-    """The answers of a batch with their labels; rows without trained tokens are not in `trained_B`."""
+    """The answers of a batch with their labels. `trained_B` is false for rows without trained tokens."""
 
     log_ratios_B: Tensor
-    """r(y) = sum_t (logprobs - ref_logprobs), with gradient."""
+    """Log-ratios r(y) = sum_t (logprobs - ref_logprobs), with gradient."""
     log_probs_B: Tensor
     labels_B: Tensor
     trained_B: Tensor
@@ -49,7 +49,7 @@ class Labelled:
         return 2 * self.labels_B.to(self.log_ratios_B.dtype) - 1
 
     def by_label(self, desirable: float, undesirable: float) -> Tensor:
-        """`[B]`: one number for each class, 0 for a row that trains nothing."""
+        """`[B]`: the number for the row's class; 0 for a row that trains nothing."""
         number = partial(self.log_ratios_B.new_full, ())
         return masked(torch.where(self.labels_B, number(desirable), number(undesirable)), self.trained_B)
 
@@ -68,11 +68,11 @@ class Labelled:
 
 
 def labelled(logprobs_BT: Tensor, batch: Batch) -> Labelled:
-    """The answers of these rows, scored against the reference."""
+    """Return the answers of these rows, scored against the reference."""
     if batch.labels_B is None:
         raise ConfigError(
             given="a batch without labels",
-            allowed="labels_B: desirable or not, for each row",
+            allowed="labels_B: for each row, true if its answer is desirable",
             fix="Build it with Batch.from_labels(completion_mask_BT, labels_B, ref_logprobs_BT).",
         )
     if batch.ref_logprobs_BT is None:
@@ -88,7 +88,7 @@ def labelled(logprobs_BT: Tensor, batch: Batch) -> Labelled:
 
 
 def entropy_metric(outputs: Outputs, batch: Batch) -> Metrics:
-    """The entropy, where the forward pass gave it."""
+    """Return the entropy, if the forward pass computed it."""
     if outputs.entropy_BT is None:
         return {}
     return {"entropy": mean_over(outputs.entropy_BT, batch.completion_mask_BT)}

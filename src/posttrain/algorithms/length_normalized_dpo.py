@@ -21,9 +21,10 @@ class LengthNormalizedDPO(PairLoss):
     metrics = reward_formulas("beta * r, r = mean over the answer of (logprobs - ref_logprobs)")
 
     beta: Positive = 5.0
-    """How strongly the policy is held to the reference, per token: much larger than DPO's beta, which is per answer."""
+    """Strength of the implicit KL constraint, per token: a larger beta keeps the policy closer to the reference. Much
+    larger than DPO's beta, which is per answer."""
     label_smoothing: BelowHalf = 0.0
-    """Probability that a pair is labelled the wrong way round."""
+    """Probability that the two labels of a pair are swapped."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -1,4 +1,4 @@
-"""The metrics that algorithms log, each beside its formula, reducible over micro-batches (RULE 52)."""
+"""The metrics that algorithms log, with their formulas. All can be reduced over micro-batches (RULE 52)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from posttrain.types import Batch, IfAny, Max, Mean, Metrics, Min, Outputs, Spre
 
 
 def mean_over(x: Tensor, mask: Tensor) -> Mean:
-    """A metric: the mean of `x` over the mask, reducible over micro-batches."""
+    """Return the mean of `x` over the mask, as a metric that can be reduced over micro-batches."""
     return Mean(number(masked(x.detach(), mask).sum()), number(mask.sum()))
 
 
 def spread_over(x: Tensor, mask: Tensor) -> Spread:
-    """A metric: the standard deviation of `x` over the mask, reducible over micro-batches."""
-    x = masked(x.detach().double(), mask)  # its squares are subtracted from one another
+    """Return the standard deviation of `x` over the mask, as a metric that can be reduced over micro-batches."""
+    x = masked(x.detach().double(), mask)  # double: the reduction subtracts sums of squares
     return Spread(number(mask.sum()), number(x.sum()), number(x.square().sum()))
 
 
 def if_any(mask: Tensor, measure: Callable[[], Metrics]) -> Metrics:
-    """The metrics of what is masked in. None where nothing is, be it here or, as a GPU tells it, in the whole step."""
+    """Return the metrics of `measure`, or none if the mask is empty. On a GPU only the whole step tells if it is."""
     if nothing_in(mask):
         return {}
     if mask.device.type == "cpu":
@@ -36,17 +36,17 @@ def if_any(mask: Tensor, measure: Callable[[], Metrics]) -> Metrics:
 
 
 def clip_formulas(share_of: str = "trained tokens", ratio: str = "rho") -> dict[str, str]:
-    """The formulas of `clip_metrics`, for its unit and its ratio."""
+    """Return the formulas of `clip_metrics`, for the unit that is clipped and the name of its ratio."""
     return band_formulas(share_of, f"{ratio} < 1 - clip_low", f"{ratio} > 1 + clip_high")
 
 
 def band_formulas(share_of: str, low: str, high: str) -> dict[str, str]:
-    """The formulas of `band_metrics`, for its unit and for what counts as too low and too high."""
+    """Return the formulas of `band_metrics`, for the unit and the conditions that count as too low and too high."""
     return {
         "clip_ratio/low_mean": f"share of {share_of} with {low} and A < 0: clipped, no gradient",
         "clip_ratio/high_mean": f"share of {share_of} with {high} and A > 0: clipped, no gradient",
         "clip_ratio/region_mean": "clip_ratio/low_mean + clip_ratio/high_mean",
-        "policy/out_of_band": f"share of {share_of} with {low} or {high}, whatever A",
+        "policy/out_of_band": f"share of {share_of} with {low} or {high}, for any A",
     }
 
 
@@ -59,7 +59,7 @@ DUAL_CLIP_METRICS = {
 def clip_metrics(
     ratio: Tensor, advantages: Tensor, mask: Tensor, clip_low: float, clip_high: float, dual_clip: float | None = None
 ) -> Metrics:
-    """Shares of elements: tokens, or whole completions where there is one ratio per completion."""
+    """Return shares of clipped elements: tokens, or whole completions if there is one ratio per completion."""
     metrics = band_metrics(ratio < 1 - clip_low, ratio > 1 + clip_high, advantages, mask)
     if dual_clip is not None:
         dual = (ratio > dual_clip) & (advantages < 0)
@@ -69,7 +69,8 @@ def clip_metrics(
 
 @without_gradient
 def band_metrics(low: Tensor, high: Tensor, advantages: Tensor, mask: Tensor) -> Metrics:
-    """Shares of elements that left a band, and of those whose gradient stopped because they left it their own way."""
+    """Return the share of elements outside a band, and of those that left it in the direction of their advantage and
+    therefore have no gradient."""
     stopped_low, stopped_high = low & (advantages < 0), high & (advantages > 0)
     return {
         "clip_ratio/low_mean": mean_over(stopped_low.float(), mask),
@@ -92,7 +93,7 @@ RATIO_METRICS = {
 
 @without_gradient
 def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
-    """How far the policy has moved since it sampled. Rows that train nothing have none of it to tell."""
+    """Return metrics of how far the policy has moved since it sampled; none if these rows train nothing."""
     if nothing_in(mask_BT):
         return {}
     d_BT = log_ratio_BT.detach()
@@ -118,7 +119,7 @@ SHARED_METRICS = RATIO_METRICS | KL_METRICS | ENTROPY_METRICS
 
 
 def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:
-    """KL to the reference and entropy, per token, whenever the numbers are there."""
+    """Return the KL to the reference and the entropy, both per token, if their inputs are present."""
     metrics: Metrics = {}
     if batch.ref_logprobs_BT is not None:
         metrics["kl"] = mean_over(k3(outputs.logprobs_BT.detach(), batch.ref_logprobs_BT), batch.completion_mask_BT)
@@ -128,7 +129,8 @@ def common_metrics(outputs: Outputs, batch: Batch) -> Metrics:
 
 
 def ratio_and_clip_metrics(outputs: Outputs, batch: Batch, clipped: Tensor | None, algorithm: Any) -> Metrics:
-    """Metrics of the ratio per token, and of `clipped`: the ratio that clip_low, clip_high and dual_clip bound."""
+    """Return metrics of the ratio per token, and of `clipped`, the ratio that clip_low, clip_high and dual_clip
+    bound."""
     found: Metrics = {}
     low, high, dual = (getattr(algorithm, name, None) for name in ("clip_low", "clip_high", "dual_clip"))
     if clipped is not None and low is not None and high is not None:
@@ -138,7 +140,7 @@ def ratio_and_clip_metrics(outputs: Outputs, batch: Batch, clipped: Tensor | Non
 
 
 def as_ratio(ratio: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Advantages and mask in the shape of a ratio: per token, or `[B, 1]` per completion."""
+    """Return advantages and mask in the shape of a ratio: per token, or `[B, 1]` per completion."""
     advantages_BT, mask_BT = advantages_of(batch), batch.completion_mask_BT
     if ratio.shape == mask_BT.shape:
         return advantages_BT, mask_BT

@@ -21,15 +21,16 @@ class MPO(PairLoss):
     key = "mpo"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     dpo_weight: NonNegative = 0.8
     """Weight of the preference between the two answers."""
     bco_weight: NonNegative = 0.2
-    """Weight of what each answer is worth by itself."""
+    """Weight of the quality term, which rates each answer on its own."""
     alpha: NonNegative = 1.0
     """Weight of the negative log-likelihood of the chosen answers."""
     nll_normalization: NLLNormalization = "token_mean"
-    """Mean over all chosen tokens of the step; or of each answer the mean per token, or the sum, then over pairs."""
+    """Averaging of the NLL. token_mean: mean over all chosen tokens of the step; sequence_mean: mean over the tokens
+    of each chosen answer, then over pairs; sum: sum over the tokens of each chosen answer, then mean over pairs."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -3,8 +3,8 @@
     s(y) = beta * sum_t (logprobs - ref_logprobs)
     L    = -log sigmoid(s(chosen)) - 1/2 log sigmoid(-s(chosen)) - 1/2 log sigmoid(-s(rejected))
 
-Mean over the pairs of the step. The reward itself is learned and not only the margin: with two answers that are
-equally good, s is held at 0, so that the chosen answer's probability does not fall.
+Mean over the pairs of the step. NCA learns the reward itself and not only the margin: for two answers that are
+equally good it keeps s at 0, so that the probability of the chosen answer does not fall.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NCA(PairLoss):
     key = "nca"
 
     beta: Positive = 0.01
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -1,13 +1,13 @@
-"""Online DPO: DPO on pairs that the present policy writes and a reward orders (OAIF, arXiv:2402.04792).
+"""Online DPO: DPO on pairs that the current policy samples and a reward orders (OAIF, arXiv:2402.04792).
 
     y_1 .. y_G ~ policy,   s_i = reward(y_i) - missing_eos_penalty   if y_i was cut before its EOS, else reward(y_i)
-    chosen, rejected = best and worst of the group by s that are not the same words, or every two of it (pairs = all)
+    chosen, rejected = best and worst answer of the group by s that differ, or every two answers (pairs = all)
     r(y) = sum_t (logprobs - ref_logprobs),   h = beta * (r(chosen) - r(rejected))
     L    = -log sigmoid(h)                                        loss = dpo
            (r(chosen) - r(rejected) - 1 / (2 beta))^2             loss = ipo: beta is the paper's tau
            max(0, 1 - h)                                          loss = hinge (SLiC)
 
-Mean over the pairs of the step. Equal scores or equal answers are a tie, which trains nothing (RULE 42). With
+Mean over the pairs of the step. A pair with equal scores or equal answers is a tie and trains nothing (RULE 42). With
 label_smoothing e: (1 - e) L(h) + e L(-h). The gradient does not pass through the sampling.
 """
 
@@ -38,33 +38,34 @@ class OnlineDPO(Algorithm):
     metrics = LOG_RATIO_METRICS | {
         "ties": "share of the compared pairs with equal scores or equal answers",
         "score/mean": "mean over the scored completions of s = reward - missing_eos_penalty if cut",
-        "score/margin": "mean over the pairs that are no ties of s(chosen) - s(rejected)",
+        "score/margin": "mean of s(chosen) - s(rejected) over the pairs that are not ties",
         "eos_fraction": "share of completions that ended with their EOS or a stop string",
         "kl": "mean over the tokens of all scored completions of k3 = exp(-delta) - 1 + delta (at most 10), "
-        "delta = sampling_logprobs - ref_logprobs: of the policy that sampled",
+        "delta = sampling_logprobs - ref_logprobs, for the policy that sampled",
         "objective/kl": "mean over the scored completions of sum_t delta, in nats",
     }
 
     link: Literal["dpo", "ipo", "hinge"] = Field(default="dpo", alias="loss")
-    """The loss of a margin: of DPO, of IPO on summed log-ratios, or the hinge of SLiC."""
+    """Loss as a function of the margin: DPO's, IPO's on summed log-ratios, or SLiC's hinge."""
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference. For ipo it is tau: log-ratios are driven 1 / (2 beta) apart."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference. For ipo it is
+    tau: the loss drives log-ratios 1 / (2 beta) apart."""
     ties: Literal["skip", "first"] = "skip"
-    """Answers with the same score: skip trains nothing on them, first takes the one sampled first as better."""
+    """Treatment of answers with equal scores. skip: they train nothing; first: the answer sampled first is chosen."""
     pairs: Literal["best_worst", "all"] = "best_worst"
-    """Of each group: its best answer against its worst, or every two answers, each of which then goes through the model
-    group_size - 1 times."""
+    """Pairs of each group. best_worst: its best and its worst answer; all: every two answers, so that each answer goes
+    through the model group_size - 1 times."""
     missing_eos_penalty: NonNegative = 0.0
-    """Taken off the score of an answer that was cut before its EOS."""
+    """Penalty that is subtracted from the score of an answer that was cut before its EOS."""
     label_smoothing: BelowHalf = 0.0
-    """Probability that the reward orders a pair the wrong way round."""
+    """Probability that the reward orders a pair wrongly."""
 
     @property
     def needs(self) -> frozenset[Need]:
         return frozenset({"reference"})
 
     def scores(self, experience: Experience) -> Tensor:
-        """`[P, G]` by what the answers of a prompt are ordered; NaN where there is no reward."""
+        """`[P, G]` scores that order the answers of a prompt; NaN for answers without a reward."""
         return experience.rewards_PG - self.missing_eos_penalty * experience.truncated_PG
 
     def compare(self, experience: Experience) -> Compared:
@@ -75,7 +76,7 @@ class OnlineDPO(Algorithm):
         return compared(scores_PG, usable_PG, same_PGG, *two)
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:
-        """The rows of the pairs: chosen ones, then rejected ones. A completion is there once for each of its pairs."""
+        """Return the rows of the pairs: chosen rows, then rejected rows. A completion appears once for each pair."""
         self.require_group(experience)
         experience.refuse_token_rewards()
         found = self.compare(experience)

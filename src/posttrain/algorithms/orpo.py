@@ -4,8 +4,9 @@
     odds(y) = p / (1 - p),  p = exp(a(y))                         p: the geometric mean of its token probabilities
     L       = NLL(chosen) - beta * log sigmoid(log odds(chosen) - log odds(rejected))
 
-Mean over the pairs of the step; the NLL is averaged as nll_normalization says. Supervised fine-tuning and
-preference in one stage, without a reference. log(1 - p) is computed without cancellation, a is held at -1e-7.
+Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. Supervised fine-tuning and
+preference optimisation in one stage, without a reference. log(1 - p) is computed without cancellation; a is at most
+-1e-7.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class ORPO(PairLoss):
     reference_free = True
     metrics = reward_formulas("beta * a, a = mean over the answer of logprobs") | {
         "log_odds_chosen": "mean over the pairs of log odds(chosen) - log odds(rejected)",
-        "log_odds_ratio": "mean over the pairs of log sigmoid of that",
+        "log_odds_ratio": "mean over the pairs of log sigmoid(log odds(chosen) - log odds(rejected))",
     }
 
     beta: Positive = 0.1
-    """Weight of the odds-ratio term beside the NLL; the paper's lambda."""
+    """Weight of the odds-ratio term relative to the NLL; the paper's lambda."""
     nll_normalization: NLLNormalization = "token_mean"
-    """token_mean: over all chosen tokens of the step; sequence_mean: per token of each answer, then over pairs; sum:
-    summed over each answer, then over pairs."""
+    """Averaging of the NLL. token_mean: mean over all chosen tokens of the step; sequence_mean: mean over the tokens
+    of each chosen answer, then over pairs; sum: sum over the tokens of each chosen answer, then mean over pairs."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -1,6 +1,6 @@
 """Code that the losses on preference pairs share: the two sides of each pair, their scores, denominators and metrics.
 
-N pairs; in tensors of shape 2N the chosen side comes first, so that `chosen_N, rejected_N = x_2N`.
+N is the number of pairs. In tensors of shape 2N the chosen side comes first, so that `chosen_N, rejected_N = x_2N`.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from posttrain.functional.preferences import averaged, summed, tail_weighted
 from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals, whole_pairs
 
 NLLNormalization = Literal["token_mean", "sequence_mean", "sum"]
-"""RULE 35: over all chosen tokens of the step; of each answer the mean per token, or the sum, then over pairs."""
+"""RULE 35: mean over all chosen tokens of the step; or mean or sum over each answer's tokens, then mean over pairs."""
 
 
 def reward_formulas(reward: str) -> dict[str, str]:
-    """The formulas of what `Pairs.metrics` logs, for a method that takes `reward` as the worth of an answer."""
+    """Return the formulas of the metrics of `Pairs.metrics`, for a method whose implicit reward is `reward`."""
     return {
         "rewards/chosen": f"mean over the pairs of R(chosen), R = {reward}",
         "rewards/rejected": "mean over the pairs of R(rejected)",
         "rewards/margins": "mean over the pairs of R(chosen) - R(rejected)",
-        "rewards/accuracies": "share of pairs with R(chosen) > R(rejected); ties are wrong: an untrained policy "
-        "that is its own reference has 0, but for pairs that rounding orders",
+        "rewards/accuracies": "share of pairs with R(chosen) > R(rejected); ties are wrong, so an untrained policy "
+        "that is its own reference has 0, except for pairs that rounding orders",
         "logps/chosen": "mean over the pairs of the summed log-probability of the chosen answer; if it falls while the "
         "margin rises, both answers are being unlearned",
         "logps/rejected": "mean over the pairs of the summed log-probability of the rejected answer",
@@ -63,16 +63,16 @@ def no_reference() -> ConfigError:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The pairs of a batch. One with an empty side trains nothing: it is masked on both sides and not in `whole_N`."""
+    """The pairs of a batch. A pair with an empty side trains nothing: both sides are masked, and `whole_N` is false."""
 
     logprobs_2NT: Tensor
-    """With gradient, exactly 0 outside the mask."""
+    """Log-probabilities with gradient; exactly 0 outside the mask."""
     ref_logprobs_2NT: Tensor | None
     entropy_2NT: Tensor | None
     mask_2NT: Tensor
     whole_N: Tensor
     rows_2N: Tensor
-    """Row of the batch that each side is."""
+    """Index of the batch row of each side."""
 
     def log_probs(self) -> Tensor:
         """`[2, N]` S(y) = sum_t logprobs."""
@@ -87,7 +87,7 @@ class Pairs:
         return summed(self._reference(), self.mask_2NT)
 
     def log_ratios(self, tail_weight: float = 1.0) -> Tensor:
-        """`[2, N]` r(y) = sum_t (logprobs - ref_logprobs); tokens beyond the shorter answer's length by weight."""
+        """`[2, N]` r(y) = sum_t (logprobs - ref_logprobs), tokens beyond the shorter answer times `tail_weight`."""
         log_ratio_2NT = self.logprobs_2NT - self._reference()
         if tail_weight != 1:
             log_ratio_2NT = tail_weighted(log_ratio_2NT, self.mask_2NT, tail_weight)
@@ -103,11 +103,11 @@ class Pairs:
         return self.ref_logprobs_2NT
 
     def mean(self, loss_N: Tensor, totals: Totals) -> Tensor:
-        """Sum over these pairs / pairs of the whole step."""
+        """Return the sum over these pairs, divided by the number of pairs of the whole step."""
         return masked(loss_N, self.whole_N).sum() / max(1, totals.pairs)
 
     def nll(self, normalization: NLLNormalization, totals: Totals) -> Tensor:
-        """Negative log-likelihood of the chosen answers, averaged as `normalization` says (RULE 35)."""
+        """Return the negative log-likelihood of the chosen answers, averaged by `normalization` (RULE 35)."""
         nll_NT, mask_NT = -self.logprobs_2NT[0], self.mask_2NT[0]
         if normalization == "token_mean":
             return summed(nll_NT, mask_NT).sum() / max(1, totals.chosen_tokens)
@@ -116,7 +116,7 @@ class Pairs:
 
     @without_gradient
     def metrics(self, rewards_2N: Tensor) -> Metrics:
-        """The metrics that every method logs. `rewards` are the values that the method gives the answers
+        """Return the metrics that every method logs. `rewards_2N` are the implicit rewards of the answers
         (`reward_formulas`)."""
         chosen_N, rejected_N = rewards_2N.detach()
         log_probs_2N = self.log_probs()
@@ -135,7 +135,7 @@ class Pairs:
 
 
 def pairs_of(outputs: Outputs | Tensor, batch: Batch) -> Pairs:
-    """The pairs of these rows, wherever their rows stand."""
+    """Return the pairs of these rows, which may be in any order."""
     outputs = Outputs.of(outputs, batch)
     rows_2N, whole_N = torch.stack(batch.pairs), whole_pairs(batch)
     mask_2NT = batch.completion_mask_BT[rows_2N] & whole_N[:, None]

@@ -1,4 +1,4 @@
-"""Pass@k training: the probability that at least one of k answers is correct is what is raised (arXiv:2508.10751).
+"""Pass@k training: maximise the probability that at least one of k answers is correct (arXiv:2508.10751).
 
     rho   = 1 - C(n - c, k) / C(n, k)                             n answers to the prompt, c of them correct
     sigma = sqrt(rho (1 - rho))
@@ -6,8 +6,8 @@
     A     = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (sigma + 1e-6)              of a wrong one
     L     = -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A),  ratio = exp(logprobs - old_logprobs) per token
 
-Mean over all tokens of the step. The advantages are averages over all subsets of k answers that an answer is part of,
-each subset rewarded like its best answer and normalised: nothing is drawn.
+Mean over all tokens of the step. The advantage of an answer is an exact average over all subsets of k answers that
+contain it. The reward of a subset is that of its best answer, normalised. No subsets are sampled.
 """
 
 from __future__ import annotations
@@ -29,13 +29,14 @@ class PassAtK(PolicyGradient):
     metrics = clip_formulas()
 
     k: Count = 4
-    """Of how many answers at least one shall be correct; at most sampling.group_size. 1 is GRPO for right and wrong."""
+    """Number of answers of which at least one should be correct; less than sampling.group_size. 1 is GRPO with rewards
+    of right or wrong."""
     correct_at: Finite = 1.0
-    """A completion with at least this reward counts as correct, every other as wrong."""
+    """Reward from which a completion counts as correct. Every other completion counts as wrong."""
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
 
     @property
     def correct_from(self) -> float:
@@ -43,7 +44,7 @@ class PassAtK(PolicyGradient):
 
     @property
     def group_size_needed(self) -> int:
-        """One more than k: of as many answers as k there is one subset, and all advantages are 0."""
+        """Smallest group size, k + 1: with k answers there is only one subset, and all advantages are 0."""
         return max(self.k + 1, self.min_group_size)
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:

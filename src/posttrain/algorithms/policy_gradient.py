@@ -1,11 +1,11 @@
-"""The open composition: every policy-gradient method is one row of nine choices, named here one by one.
+"""The open composition: a policy-gradient method as a row of nine choices, each of which is a setting here.
 
-    R'  = R + shaping                                  without kl_coef * sum_t KL, where the KL is in the reward
+    R'  = R + shaping                                  minus kl_coef * sum_t KL, if the KL is in the reward
     A   = (R' - baseline) / normalisation
     u   = exp(logprobs - old_logprobs)                 per token or per completion: ratio
     L   = aggregation(filter * correction * trust_region(u, A)  +  kl_coef * KL) - entropy_coef * entropy
 
-The defaults are GRPO's row. Each named algorithm is a row: with it and its settings, these are the same numbers.
+The defaults are GRPO's row. With the row and the settings of a named algorithm it computes the same numbers.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ class ComposedPolicyGradient(Parameters):
         "none", "batch_mean", "moving_average", "group_mean", "leave_one_out", "runner_up", "greedy", "length_weighted",
         "optimal_token", "constant", "critic", "pass_at_k", "teacher",
     ] = "group_mean"  # fmt: skip
-    """What a reward is compared with. optimal_token, critic and teacher give each token an advantage of its own."""
+    """Number that a reward is compared with. optimal_token, critic and teacher give each token its own advantage."""
     normalisation: Literal[
         "none", "group_std", "batch_std", "mean_reward", "whiten_tokens", "per_reward", "nonzero_share"
     ] = "group_std"
-    """What advantages are divided by; per_reward normalises each reward function by itself."""
+    """Divisor of the advantages. per_reward normalises each reward function separately."""
     ratio: Literal["none", "token", "sequence", "sequence_product", "sequence_token"] = "token"
-    """Of the policy to the policy before the update: none is plain log-probabilities; sequence is a geometric mean."""
+    """Ratio of the policy to the policy before the update. none: log-probabilities; sequence: the geometric mean."""
     trust_region: Literal[
         "none", "clip", "weight_clip", "soft_gate", "kernel", "divergence_mask", "clip_cov", "kl_cov", "log_clip",
         "truncated_negatives", "squared_log_ratio", "token_squared_log_ratio", "regression",
     ] = "clip"  # fmt: skip
-    """What keeps the policy near the one before the update."""
+    """Mechanism that keeps the policy near the policy before the update."""
     kl: Literal["none", "reward", "reward_sequence", "loss"] = "loss"
-    """Where the KL to the reference stands: in the reward of each token, in that of the completion, or in the loss."""
+    """Place of the KL to the reference: in the reward of each token, in the completion's reward, or in the loss."""
     aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "fixed_length_mean", "prompt_mean"] = (
         "sequence_mean"
     )
-    """How the tokens of a step become one number."""
+    """Reduction of the token losses of a step to one number."""
     filter: Literal["none", "signal", "off_policy_negatives"] = "none"
-    """signal replaces prompts without signal by others; off_policy_negatives drops bad answers grown improbable."""
+    """signal replaces prompts with equal rewards; off_policy_negatives drops bad answers that became improbable."""
     shaping: Literal["none", "soft_overlong", "length", "budget", "score"] = "none"
-    """What is added to the rewards."""
+    """Term that is added to the rewards."""
     reads_token_advantages = property(lambda self: self.chosen.reads_token_advantages)  # pyright: ignore[reportAssignmentType]
     looks_at_lengths = property(lambda self: self.chosen.shaping.by_length)  # pyright: ignore[reportAssignmentType]
     kl_in_reward = property(lambda self: self.chosen.kl.in_reward is not None)  # pyright: ignore[reportAssignmentType]
@@ -123,7 +123,7 @@ class ComposedPolicyGradient(Parameters):
         return replace(batch, selected_BT=self._moved(outputs, started).batch.selected_BT)
 
     def _moved(self, outputs: Outputs, batch: Batch, totals: Totals | None = None) -> Moved:
-        """With the tokens that are chosen among all; without `prepare` these rows are the whole update."""
+        """Return the inputs of the trust region with the chosen tokens. Unprepared rows must be the whole update."""
         moved = Moved(values=self.values, outputs=outputs, batch=batch, ratio_of=self.chosen.ratio.ratio)
         select = self.chosen.trust_region.select
         if select is None or batch.selected_BT is not None:

@@ -1,4 +1,4 @@
-"""PPO: Proximal Policy Optimization with a critic (arXiv:1707.06347), as for language models (arXiv:2203.02155).
+"""PPO: Proximal Policy Optimization with a critic (arXiv:1707.06347), for language models (arXiv:2203.02155).
 
     s     = clip(R - missing_eos_penalty * [cut before its EOS], -score_clip, score_clip)
     r_t   = s on the last token - kl_coef * k(old, reference)        on every token
@@ -9,8 +9,8 @@
             + value_coef / 2 * max((V_new - R)^2, (clip(V_new, V +- value_clip) - R)^2)
 
 Means over all tokens of the step. V_t is the critic's value of the state before token t; V, A and R stay the same for
-all updates of a batch. With kl_target the weight of the KL changes after each batch of n completions by the factor
-1 + clip(KL / kl_target - 1, -0.2, 0.2) n / 10000, KL being the mean over completions of their sum over tokens.
+all updates of a batch. With kl_target, each batch of n completions multiplies the weight of the KL by
+1 + clip(KL / kl_target - 1, -0.2, 0.2) n / 10000. This KL is summed over tokens, then averaged over completions.
 """
 
 from __future__ import annotations
@@ -51,41 +51,43 @@ class PPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS | VALUE_METRICS | REWARD_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     value_clip: Positive | None = 0.2
-    """A value gains nothing by moving further than this from where it was before the update; None is off."""
+    """Distance from its value before the update beyond which a value gives no further gain. None: no clip."""
     value_coef: NonNegative = 1.0
-    """Weight of the critic's loss. It weighs what the critic does to a trunk that it shares with the policy; AdamW
-    makes a critic of its own, or an adapter, indifferent to it."""
+    """Weight of the critic's loss. It matters for a trunk that the critic shares with the policy. With AdamW it has
+    almost no effect on a separate critic or adapter."""
     gamma: UnitInterval = 1.0
-    """Discount per token."""
+    """Discount factor per token."""
     gae_lambda: UnitInterval = 0.95
-    """1: the return minus the value, unbiased; 0: one-step temporal differences, of least variance."""
+    """Lambda of generalised advantage estimation. 1: the return minus the value, unbiased; 0: one-step temporal
+    differences, with the least variance."""
     kl_coef: NonNegative = 0.02
-    """Weight of the KL to the reference, subtracted from the reward of each token. 0 also means: no reference model."""
+    """Weight of the KL to the reference, which is subtracted from the reward of each token. With 0 no reference model
+    is loaded."""
     kl_target: Positive | None = None
-    """None: kl_coef is fixed. A number, in nats per completion (the sum over its tokens): kl_coef is where the weight
-    starts, and it is adapted until the KL is this; its present value is logged as algorithm/kl_coef."""
+    """Target of the KL, in nats per completion (summed over its tokens). The weight starts at kl_coef and is adapted
+    until the KL reaches the target; algorithm/kl_coef logs the current weight. None: the weight is fixed."""
     kl_estimator: KLInReward = "k1"
-    """Of the KL in the reward. k1 is unbiased; k2 and k3 are never negative."""
+    """Estimator of the KL in the reward. k1 is unbiased; k2 and k3 are never negative."""
     whiten_advantages: bool = True
-    """Give the advantages mean 0 and standard deviation 1 over the tokens of the step; a single token stays."""
+    """If true, advantages get mean 0 and standard deviation 1 over the tokens of the step. A single token is kept."""
     whiten_rewards: bool = False
-    """Divide the deviations of the token rewards from their mean by their standard deviation; the mean is kept."""
+    """If true, token rewards are scaled around their mean to standard deviation 1. The mean is kept."""
     score_clip: Positive | None = None
-    """Rewards are held within this distance of 0, for a reward model without bounds; None is off."""
+    """Bound of the absolute reward, for a reward model without bounds. None: no bound."""
     missing_eos_penalty: NonNegative = 0.0
-    """Subtracted from the reward of a completion that was cut before its EOS."""
+    """Penalty that is subtracted from the reward of a completion that was cut before its EOS."""
 
     def __post_init__(self) -> None:
         if self.kl_target is not None and not self.kl_coef:
             raise ConfigError(
-                given=f"ppo.kl_target = {self.kl_target} with kl_coef = 0, which no factor can change",
-                allowed="a kl_coef above 0 to start from",
+                given=f"ppo.kl_target = {self.kl_target} with kl_coef = 0, which no factor can adapt",
+                allowed="kl_coef > 0 as the initial weight",
                 fix="Set kl_coef = 0.02, or leave kl_target out.",
             )
 
@@ -110,7 +112,7 @@ class PPO(PolicyGradient):
     def to_batch(self, experience: Experience, state: KLController | None = None) -> Batch:
         rows = Batch.from_experience(experience)
         advantages_BT, returns_BT = self._estimate(rows, self.kl_coef if state is None else state.kl_coef)
-        if self.whiten_advantages and rows.completion_mask_BT.sum() > 1:  # one token has no standard deviation
+        if self.whiten_advantages and rows.completion_mask_BT.sum() > 1:  # a single token has no standard deviation
             advantages_BT = whiten(advantages_BT, rows.completion_mask_BT)
         return replace(rows, advantages_BT=advantages_BT, returns_BT=returns_BT)
 
@@ -126,8 +128,8 @@ class PPO(PolicyGradient):
         return shaped_scores(rows, self.score_clip, self.missing_eos_penalty)
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-        """A batch without returns gets them here, from these rows alone and with the first kl_coef; one without values
-        and outputs without any have no critic: the loss is the policy's."""
+        """Return the loss and its metrics. A batch without returns gets them here, from these rows alone and with the
+        initial kl_coef. If neither batch nor outputs have values, there is no critic and only the policy's loss."""
         outputs, weighed = self.start(outputs, batch)
         mask_BT = batch.completion_mask_BT
         ratio_BT = token_ratio(outputs.logprobs_BT, weighed.old_logprobs_BT)

@@ -1,11 +1,11 @@
-"""Process reward model: a score per step of an answer, learned from labels of steps (arXiv:2305.20050).
+"""Process reward model: a score per step of an answer, learned from step labels (arXiv:2305.20050).
 
     p_s = sigmoid(z_s)                                              z_s: logit at the last token of step s
     L   = mean -y_s log p_s - (1 - y_s) log(1 - p_s)                over the labelled steps of the optimizer step
 
 A step ends with the last token of its separator. y is 1 for a right step and 0 for a wrong one, or the share of
-continuations from there that reached the right answer (arXiv:2312.08935). A step without a label, and one that the
-context cuts off, is in no sum and in no denominator.
+continuations from there that reached the right answer (arXiv:2312.08935). Steps without a label and steps that the
+context cuts off count neither in the sum nor in the denominator.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ class ProcessRewardModel(Algorithm):
     key = "process_reward_model"
     data_kind = "steps"
     metrics = {
-        "accuracy": "share of labelled steps with p > 1/2 where y > 1/2, and p <= 1/2 where not",
+        "accuracy": "share of labelled steps with p > 1/2 if y > 1/2, and p <= 1/2 otherwise",
         "step/right_mean": "mean of p over the labelled steps with y > 1/2",
-        "step/wrong_mean": "mean of p over the others",
-        "step/count": "mean number of labelled steps of an answer that has any",
+        "step/wrong_mean": "mean of p over the labelled steps with y <= 1/2",
+        "step/count": "mean number of labelled steps, over the answers that have any",
     }
 
     separator: Annotated[str, Field(min_length=1)] = "\n"
-    """Text that ends each step, written behind it for the model to read; answers are cut into steps at it."""
+    """Text that ends each step. The model reads it after each step, and answers are split into steps at it."""
     aggregate: Aggregate = "min"
-    """How the scores of steps become the score of an answer where the trained model is a reward: the worst step (min),
-    the probability that all are right (prod), the last step, or the mean. The reward's own settings may say otherwise.
+    """Aggregation of step scores into the score of an answer, if the trained model is used as a reward: the worst step
+    (min), the probability that all are right (prod), the last step, or the mean. The reward's own settings override it.
     """
 
     @property
@@ -55,7 +55,7 @@ class ProcessRewardModel(Algorithm):
         z_BT, y_BT, ends_BT = Outputs.of(outputs, batch).scores_BT, batch.targets_BT, batch.completion_mask_BT
         if z_BT is None or y_BT is None:
             raise ConfigError(
-                given="no scores of the forward pass, or no labels of the steps",
+                given="no scores from the forward pass, or no step labels",
                 allowed="a logit and a label for each token that ends a step",
                 fix="Pass Outputs(logprobs_BT=..., scores_BT=...) and a batch of Batch.from_steps.",
             )
@@ -66,7 +66,7 @@ class ProcessRewardModel(Algorithm):
 
 @without_gradient
 def step_metrics(z_BT: Tensor, y_BT: Tensor, ends_BT: Tensor) -> Metrics:
-    """How well right steps are told from wrong ones."""
+    """Return metrics of how well the model separates right steps from wrong ones."""
     if nothing_in(ends_BT):
         return {}
     right_BT, p_BT = y_BT > 0.5, z_BT.sigmoid()

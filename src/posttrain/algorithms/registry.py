@@ -1,9 +1,9 @@
-"""The mapping from a name to the class of an algorithm: files are imported when they are asked for.
+"""The mapping from the name to the class of an algorithm. A file is imported on first access.
 
-    ALGORITHMS["grpo"](clip_high=0.28)          imports grpo.py and what it needs, nothing else
-    ALGORITHMS["mine"] = Mine                   from then on "mine" is an algorithm like the others
+    ALGORITHMS["grpo"](clip_high=0.28)          imports only grpo.py and its dependencies
+    ALGORITHMS["mine"] = Mine                   registers "mine" like the built-in algorithms
 
-A package publishes an algorithm for every process by an entry point of the group `posttrain.algorithms`; see
+A package publishes an algorithm for all processes with an entry point of the group `posttrain.algorithms`; see
 `posttrain.plugins`.
 """
 
@@ -24,14 +24,14 @@ ENTRY_POINTS = GROUPS["algorithm"]
 
 
 class UnknownAlgorithm(ConfigError, KeyError):
-    """No algorithm has this name."""
+    """Error for a name that no algorithm has."""
 
     def __str__(self) -> str:  # a KeyError shows the repr of its text
         return self.args[0]
 
 
 class Registry(MutableMapping[str, "type[Algorithm]"]):
-    """Ours in their order, then those of other packages, then those that were set in this process."""
+    """The built-in algorithms in their order, then those of other packages, then those set in this process."""
 
     def __init__(self, places: Mapping[str, str]) -> None:
         self.places = places
@@ -39,7 +39,7 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
 
     @property
     def published(self) -> dict[str, Plugin]:
-        """Those of other packages, by key; none of them is imported."""
+        """Algorithms of other packages, by key. None of them is imported."""
         return published("algorithm", self.places)
 
     def __getitem__(self, key: str) -> type[Algorithm]:
@@ -56,7 +56,7 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
             given=f"there is no algorithm {key!r}",
             fix=f"Did you mean {min(close, key=lambda name: sorted(name) != sorted(key))!r}?"
             if close
-            else "list(ALGORITHMS), or posttrain explain, names all of them.",
+            else "Use list(ALGORITHMS) or posttrain explain to list all of them.",
         )
 
     def __setitem__(self, key: str, algorithm: type[Algorithm]) -> None:
@@ -65,7 +65,7 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
         self._set[key] = _checked(key, algorithm)
 
     def __delitem__(self, key: str) -> None:
-        """Only what was set in this process can be taken away."""
+        """Remove an algorithm. Only algorithms that were set in this process can be removed."""
         del self._set[key]
 
     def __contains__(self, key: object) -> bool:
@@ -81,7 +81,7 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
         return f"ALGORITHMS({', '.join(self)})"
 
     def that_load(self) -> Iterator[tuple[str, type[Algorithm]]]:
-        """Every key with its class, but for those of packages that are broken: their keys alone are errors."""
+        """Yield every key with its class, except those of packages that fail to load."""
         for key in self:
             try:
                 yield key, self[key]
@@ -90,14 +90,14 @@ class Registry(MutableMapping[str, "type[Algorithm]"]):
 
 
 def _loaded(plugin: Plugin) -> type[Algorithm]:
-    """The class that a package publishes, when it is an algorithm; PluginError names the package otherwise."""
+    """Return the class that a package publishes. If it is no algorithm, raise a PluginError that names the package."""
     from posttrain.algorithms.algorithm import Algorithm
 
     cls = plugin.load()
     if not (isinstance(cls, type) and issubclass(cls, Algorithm)):
         plugin.refuse(f"is {cls!r}", "a class derived from posttrain.algorithms.Algorithm")
     try:
-        _checked(plugin.name, cls).card  # noqa: B018  (read: a class without one says so)
+        _checked(plugin.name, cls).card  # noqa: B018  (a class without a card raises)
     except ConfigError as error:
         plugin.refuse(f"is {error.given}", error.allowed, error.fix)
     except AttributeError as error:
@@ -106,7 +106,7 @@ def _loaded(plugin: Plugin) -> type[Algorithm]:
 
 
 def _checked(key: str, algorithm: type[Algorithm]) -> type[Algorithm]:
-    """What is asked for under a key must answer to it: configs, records and errors name the class by its own key."""
+    """Return the class if its own key is `key`, because configs, records and errors name it by its own key."""
     own = getattr(algorithm, "key", None)
     if own != key or not isinstance(algorithm, type):
         raise ConfigError(

@@ -6,7 +6,7 @@
 
 Sum over the tokens of a completion, mean over completions. The baseline b is 0, the mean reward of the batch, or a
 moving average of the mean rewards of *earlier* batches. With clip_low and clip_high the token ratio is clipped as in
-PPO; needed only for several updates per batch.
+PPO, which only several updates per batch require.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @dataclass(frozen=True, kw_only=True)
 class MovingAverage:
-    """The moving average of the mean rewards of the batches so far; `batches` 0 means that there was none."""
+    """The moving average of the mean rewards of the batches so far. If `batches` is 0, there was no batch."""
 
     mean: float = 0.0
     batches: int = 0
@@ -42,17 +42,17 @@ class REINFORCE(PolicyGradient):
     metrics = clip_formulas()
 
     baseline: Literal["none", "batch_mean", "moving_average"] = "batch_mean"
-    """What is subtracted from the return: nothing, the batch's mean reward, or a moving average of earlier batches."""
+    """Baseline, subtracted from the return: 0, the batch's mean reward, or a moving average of earlier batches."""
     baseline_decay: UnitInterval = 0.9
-    """Weight of the old value when the moving average takes in a batch."""
+    """Weight of the old value when a batch updates the moving average."""
     clip_low: NonNegative | None = None
-    """None: no ratio, plain REINFORCE. A number clips the token ratio from below at 1 - clip_low."""
+    """Lower clip bound of the token ratio, as a distance from 1. None: no ratio, which is plain REINFORCE."""
     clip_high: NonNegative | None = None
-    """The same from above, at 1 + clip_high. Set both or neither."""
+    """Upper clip bound, as a distance from 1. Set both bounds or neither."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference, subtracted from the reward of each token (k1)."""
+    """Weight of the KL to the reference (estimator k1), which is subtracted from the reward of each token."""
     gamma: UnitInterval = 1.0
-    """Discount per token."""
+    """Discount factor per token."""
 
     def __post_init__(self) -> None:
         refuse_half_a_clip(self.clip_low, self.clip_high)

@@ -32,16 +32,16 @@ class ReinforcePlusPlus(PolicyGradient):
     metrics = clip_formulas()
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference, subtracted from the reward of each token (k1)."""
+    """Weight of the KL to the reference (estimator k1), which is subtracted from the reward of each token."""
     gamma: UnitInterval = 1.0
-    """Discount per token."""
+    """Discount factor per token."""
     whiten_over: Literal["tokens", "sequences"] = "tokens"
-    """What counts once in the mean and the variance of the returns: each token, so that long completions dominate, or
-    each completion."""
+    """Unit that counts once in the mean and the variance of the returns: each token, so that long completions dominate,
+    or each completion."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         returns_BT = token_returns(experience, self.kl_coef, self.gamma)

@@ -5,7 +5,7 @@
     rho  = exp(logprobs - old_logprobs)                           per token
     L    = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * k2(policy, reference)
 
-Mean over all tokens of the step. The KL is k2, whose gradient is that of KL(policy || reference).
+Mean over all tokens of the step. The KL estimator is k2, which has the gradient of KL(policy || reference).
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
     metrics = clip_formulas()
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference in the loss (k2). 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference in the loss (estimator k2). With 0 no reference model is loaded."""
     gamma: UnitInterval = 1.0
-    """Discount per token: before whitening, the advantage of a token is that of the completion times gamma for each
-    token after it."""
+    """Discount factor per token: before whitening, the advantage of a token is the advantage of its completion, times
+    gamma for each token that follows."""
     whiten_over: Literal["tokens", "sequences"] = "tokens"
-    """What counts once in the mean and the variance: each token, so that long completions dominate, or each
+    """Unit that counts once in the mean and the variance: each token, so that long completions dominate, or each
     completion."""
     center: bool = True
-    """Subtract the mean over the batch a second time, as the paper does. The mean over tokens is not 0 when lengths
-    differ, so a group of equal rewards gets a small advantage; with false it is exactly 0."""
+    """If true, the mean over the batch is subtracted as well, as in the paper. The mean over tokens is not 0 if lengths
+    differ, so a group of equal rewards gets a small advantage. If false, this advantage is exactly 0."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

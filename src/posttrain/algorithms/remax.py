@@ -1,12 +1,12 @@
-"""ReMax: REINFORCE whose baseline is the reward of the greedy answer (arXiv:2310.10505).
+"""ReMax: REINFORCE with the reward of the greedy completion as its baseline (arXiv:2310.10505).
 
     r_t = R on the last token, minus kl_coef * log(old / reference) on every token
     A_t = sum over s >= t of gamma^(s-t) r_s  -  R(greedy completion of the prompt)
     L   = -A_t * logprobs
 
 Sum over the tokens of a completion, mean over completions. With clip_low and clip_high the token ratio is clipped
-as in PPO; needed only for several updates per batch. A prompt whose greedy completion could not be scored leaves
-the loss.
+as in PPO, which only several updates per batch require. A prompt whose greedy completion could not be scored is left
+out of the loss.
 """
 
 from __future__ import annotations
@@ -34,13 +34,14 @@ class ReMax(PolicyGradient):
     metrics = clip_formulas()
 
     clip_low: NonNegative | None = None
-    """None: no ratio, as in the paper. A number clips the token ratio from below at 1 - clip_low."""
+    """Lower clip bound of the token ratio, as a distance from 1. None: no ratio, as in the paper."""
     clip_high: NonNegative | None = None
-    """The same from above, at 1 + clip_high. Set both or neither."""
+    """Upper clip bound, as a distance from 1. Set both bounds or neither."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference, subtracted from the reward of each token (k1); the greedy answer has none."""
+    """Weight of the KL to the reference (estimator k1), which is subtracted from the reward of each token, but not
+    from the reward of the greedy completion."""
     gamma: UnitInterval = 1.0
-    """Discount per token."""
+    """Discount factor per token."""
 
     def __post_init__(self) -> None:
         refuse_half_a_clip(self.clip_low, self.clip_high)
@@ -67,16 +68,16 @@ class ReMax(PolicyGradient):
 
 
 def greedy_rewards_of(experience: Experience) -> Tensor:
-    """`[P, 1]`: the reward of the greedy completion of each prompt, nan where there is none."""
+    """`[P, 1]`: the reward of each prompt's greedy completion; nan if there is none."""
     if experience.greedy_rewards_P is None:
         raise ConfigError(
-            given="the greedy answer as the baseline, but there are no rewards of greedy completions",
-            allowed="greedy_rewards_P, one reward per prompt, nan where it could not be scored",
-            fix="Pass greedy_rewards_P, or choose a baseline that needs none, such as rloo.",
+            given="the reward of the greedy completion as the baseline, but there are no rewards of greedy completions",
+            allowed="greedy_rewards_P: one reward per prompt, nan if the completion could not be scored",
+            fix="Pass greedy_rewards_P, or use an algorithm that needs no greedy completions, such as rloo.",
         )
     return experience.greedy_rewards_P[:, None].to(experience.rewards_PG.dtype)
 
 
 def with_baseline(experience: Experience) -> Experience:
-    """The completions of a prompt without a greedy reward count as unscored: they have nothing to be compared with."""
+    """The experience with the completions of a prompt marked as unscored if it has no greedy reward as a baseline."""
     return replace(experience, scored_PG=experience.scored_PG & ~greedy_rewards_of(experience).isnan())

@@ -1,4 +1,4 @@
-"""Code that the relatives of REINFORCE share: returns with a KL in the reward, discounts, and a teacher's log-ratio."""
+"""Code that the variants of REINFORCE share: returns with a KL in the reward, discounts, and a teacher's log-ratio."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def token_returns(experience: Experience, kl_coef: float, gamma: float) -> Tenso
 def discounted(experience: Experience, advantages_PG: Tensor, gamma: float) -> Tensor:
     """`[B, T]` the advantage of the completion on each trained token, times gamma for each trained token after it."""
     mask_BT = experience.scored_mask_BT
-    experience.broadcast(advantages_PG)  # refuses rewards of tokens, which have no part in it
+    experience.broadcast(advantages_PG)  # refuses token rewards, which these advantages ignore
     return return_to_go(place_on_last_token(advantages_PG.reshape(-1), mask_BT), mask_BT, gamma)
 
 
 def teacher_log_ratio(experience: Experience, floor: float) -> Tensor:
-    """`[B, T]` log(teacher / policy) of each token, at least `floor`, under the policy that the update starts from.
+    """`[B, T]` log(teacher / policy) of each token, at least `floor`. The policy is the one before the update.
 
-    The floor stands for the -inf of a teacher that gives a token no probability.
+    The floor replaces -inf if the teacher gives a token probability 0.
     """
     if experience.teacher_logprobs_BT is None or experience.old_logprobs_BT is None:
         raise ConfigError(
@@ -41,7 +41,7 @@ def teacher_log_ratio(experience: Experience, floor: float) -> Tensor:
 
 
 def sampled_kl(experience: Experience) -> Tensor:
-    """`[B, T]` k1 between the policy that the update starts from and the reference, for a penalty in the reward."""
+    """`[B, T]` k1 estimate of KL(policy before the update || reference), for a penalty in the reward."""
     if experience.old_logprobs_BT is None or experience.ref_logprobs_BT is None:
         raise ConfigError(
             given="kl_coef > 0, but old or reference log-probabilities are missing",

@@ -1,11 +1,11 @@
-"""Reward model: a score per answer, learned from which of two answers was preferred (arXiv:2203.02155).
+"""Reward model: a score per answer, learned from preferences between two answers (arXiv:2203.02155).
 
     p(chosen > rejected) = sigmoid(r_w - r_l)                                     Bradley and Terry 1952
     L = -log sigmoid(r_w - r_l - margin) + center_coef * (r_w + r_l)^2            mean over the pairs of the step
 
-r_w and r_l are the scores of the chosen and the rejected answer: a linear head on the hidden state of the last token
-of prompt and answer, which is the EOS of an answer that ended. Only their difference is learned from, so that without
-center_coef the scores of a prompt are determined up to a constant.
+r_w and r_l are the scores of the chosen and the rejected answer. A linear head computes a score from the hidden state
+of the last token of prompt and answer, which is the EOS if the answer is complete. Without center_coef the loss
+depends only on the difference, so the scores of a prompt are determined up to a constant.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ class RewardModel(Algorithm):
     }
 
     margin: NonNegative | Literal["data"] = 0.0
-    """By how much the chosen answer should score higher before its pair counts as learned: one number for all pairs,
-    or data, the column `margin` of each row."""
+    """Margin by which the chosen answer should score higher: one number for all pairs, or data, which reads it from
+    the column `margin` of each row."""
     center_coef: NonNegative = 0.0
-    """Weight of the square of the sum of the two scores, which keeps scores near 0 on average. 0 is off."""
+    """Weight of the squared sum of the two scores, a penalty that keeps the average score near 0. 0: no penalty."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -79,7 +79,7 @@ class RewardModel(Algorithm):
 
 @without_gradient
 def score_metrics(chosen_N: Tensor, rejected_N: Tensor, whole_N: Tensor) -> Metrics:
-    """Which answer of a pair scored higher, by how much, and where the scores lie."""
+    """Return the accuracy, the margin, and the mean, minimum and maximum of the scores."""
     return if_any(whole_N, lambda: _of_scores(chosen_N, rejected_N, whole_N))
 
 

@@ -1,11 +1,11 @@
-"""Reward regression: a score per answer, learned from the number that each answer was given.
+"""Reward regression: a score per answer, learned from numeric ratings.
 
     squared        L = mean (s - y)^2                                   over the rated answers of the step
     standardized   the same for (y - mean) / std of the training ratings
     logistic       L = mean -y log sigmoid(s) - (1 - y) log sigmoid(-s)     y from 0 to 1
 
-s is the output of a linear head on the hidden state of the last token of prompt and answer. What the trained model
-gives is in the units of y: s, s * std + mean, or sigmoid(s).
+s is the output of a linear head on the hidden state of the last token of prompt and answer. The score of the trained
+model is in the units of y: s, s * std + mean, or sigmoid(s).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class RewardRegression(Algorithm):
     key = "reward_regression"
     data_kind = "ratings"
     metrics = {
-        "mae": "mean over the rated answers of |s - y|, in the units that are learned: standard deviations where "
-        "regress is standardized; of logistic |sigmoid(s) - y|",
+        "mae": "mean over the rated answers of |s - y|, in the units of the loss: standard deviations if regress is "
+        "standardized; |sigmoid(s) - y| if it is logistic",
         "explained_variance": "1 - Var(y - s) / Var(y) over the step, in the same units",
-        "reward/mean": "mean of s (of logistic: sigmoid(s)); reward/std is its standard deviation over the step",
-        "reward/std": "standard deviation of s (of logistic: sigmoid(s)) over the step",
+        "reward/mean": "mean of s (logistic: of sigmoid(s)); reward/std is its standard deviation over the step",
+        "reward/std": "standard deviation of s (logistic: of sigmoid(s)) over the step",
     }
 
     regress: Literal["standardized", "squared", "logistic"] = "standardized"
-    """What is minimised: the squared distance to the rating in standard deviations of the training data, to the rating
-    as it stands, or the cross-entropy of ratings from 0 to 1."""
+    """Loss to minimise. standardized: the squared distance to the rating, in standard deviations of the training data;
+    squared: the squared distance to the rating itself; logistic: the cross-entropy of ratings from 0 to 1."""
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -51,7 +51,7 @@ class RewardRegression(Algorithm):
         scores_B, targets_B = Outputs.of(outputs, batch).scores_B, batch.targets_B
         if scores_B is None or targets_B is None:
             raise ConfigError(
-                given="no scores of the forward pass, or no ratings of the rows",
+                given="no scores from the forward pass, or no ratings of the rows",
                 allowed="one score and one rating per row",
                 fix="Pass Outputs(logprobs_BT=..., scores_B=...) and a batch of Batch.from_ratings.",
             )
@@ -66,7 +66,7 @@ class RewardRegression(Algorithm):
 
 @without_gradient
 def rating_metrics(expected_B: Tensor, targets_B: Tensor, rated_B: Tensor) -> Metrics:
-    """How far the scores are from the ratings, and where they lie."""
+    """Return metrics of the distance between scores and ratings, and of the distribution of the scores."""
     if nothing_in(rated_B):
         return {}
     error, target, score = (spread_over(x_B, rated_B) for x_B in (targets_B - expected_B, targets_B, expected_B))

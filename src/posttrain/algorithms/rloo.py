@@ -5,7 +5,7 @@
     L    = -A_i * sum_t logprobs
 
 Sum over the tokens of a completion, mean over completions. With clip_low and clip_high the sequence ratio
-q = exp(sum_t (logprobs - old_logprobs)) is clipped as in PPO; needed only for several updates per batch.
+q = exp(sum_t (logprobs - old_logprobs)) is clipped as in PPO, which only several updates per batch require.
 """
 
 from __future__ import annotations
@@ -37,21 +37,22 @@ class RLOO(PolicyGradient):
     metrics = clip_formulas("completions", "q")
 
     clip_low: NonNegative | None = None
-    """None: no ratio, as in the paper. A number clips the ratio of the whole completion from below at 1 - clip_low."""
+    """Lower clip bound of the ratio of the whole completion, as a distance from 1. None: no ratio, as in the paper."""
     clip_high: NonNegative | None = None
-    """The same from above, at 1 + clip_high. Set both or neither."""
+    """Upper clip bound, as a distance from 1. Set both bounds or neither."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference, subtracted from the reward of the whole completion (k1)."""
+    """Weight of the KL to the reference (estimator k1), which is subtracted from the reward of the whole completion."""
     gamma: UnitInterval = 1.0
-    """Discount per token: the advantage of a token is that of the completion times gamma for each token after it."""
+    """Discount factor per token: the advantage of a token is the advantage of its completion, times gamma for each
+    token that follows."""
 
     def __post_init__(self) -> None:
         refuse_half_a_clip(self.clip_low, self.clip_high)
         if self.clip_low is not None and self.gamma != 1:
             raise ConfigError(
-                given=f"gamma = {self.gamma} with clip_low and clip_high, which give the completion one ratio",
+                given=f"gamma = {self.gamma} with clip_low and clip_high, which use one ratio per completion",
                 allowed="gamma = 1, or no clip",
-                fix="Leave gamma out, or clip_low and clip_high.",
+                fix="Leave gamma out, or leave clip_low and clip_high out.",
             )
 
     @property

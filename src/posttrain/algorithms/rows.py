@@ -1,4 +1,4 @@
-"""Algorithms that only recombine choices of `policy_gradient`, each with the settings that are its own."""
+"""Algorithms that only combine choices of `policy_gradient`, each with its own settings."""
 
 from __future__ import annotations
 
@@ -25,15 +25,16 @@ class LitePPO(Row):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
     dual_clip: AboveOne | None = None
-    """The loss of a token with a negative advantage is at most dual_clip * |A|; None is off."""
+    """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to the reference. 0 also means: no reference model is loaded."""
+    """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"
-    """Read only when kl_coef > 0; k3_corrected has the unbiased gradient of KL(policy || reference)."""
+    """KL estimator in the loss, read only if kl_coef > 0. k3_corrected has the unbiased gradient of
+    KL(policy || reference)."""
 
 
 @settings
@@ -53,9 +54,9 @@ class LUSPO(Row):
     metrics = clip_formulas("completions", "s")
 
     clip_low: NonNegative = 2e-3
-    """Lowering a completion's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a completion ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 2.5e-3
-    """Raising a completion's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a completion ratio above 1 + clip_high gives no further gain."""
 
 
 @settings
@@ -95,8 +96,8 @@ class MaxRL(Row):
         A_i = (R_i - mean(R)) / (mean(R) + 1e-6)                      over the G completions of a prompt; 0 if all fail
         L   = -min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A),  rho = exp(logprobs - old_logprobs)
 
-    Mean over all tokens of the step. With rewards of 0 and 1 the mean estimates the probability p to solve the prompt,
-    and the gradient that of log p where that of REINFORCE is p's: what a prompt weighs is 1 / p.
+    Mean over all tokens of the step. With rewards of 0 and 1 the mean reward estimates the probability p of solving the
+    prompt. The gradient estimates that of log p, and REINFORCE's that of p: each prompt is weighted by 1 / p.
     """
 
     key = "maxrl"
@@ -105,14 +106,14 @@ class MaxRL(Row):
     metrics = clip_formulas()
 
     clip_low: NonNegative = 0.2
-    """Lowering a token's ratio below 1 - clip_low gains nothing more."""
+    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
 
 
 @settings
 class DRO(Row):
-    """DRO, token by token: a squared log-ratio in place of a clip (arXiv:2405.19107, as verl has it).
+    """DRO per token: a squared log-ratio instead of a clip (arXiv:2405.19107, as implemented in verl).
 
         A_i = R_i - mean of the group
         d   = logprobs - old_logprobs                                 per token
@@ -127,12 +128,12 @@ class DRO(Row):
     metrics = {"policy/squared_log_ratio": "mean over the trained tokens of d^2"}
 
     tau: NonNegative = 0.1
-    """Strength of the pull of each token to the policy at the start of the update."""
+    """Strength of the pull of each token towards the policy at the start of the update."""
 
 
 @settings
 class GRPOPassK(Row):
-    """verl's pass@k: only the best answer of a group is raised, by its lead over the second (arXiv:2503.19595).
+    """verl's pass@k: only the best answer of a group is reinforced, by its lead over the second (arXiv:2503.19595).
 
         A_i = (R_max - R_second) / (std(R) + 1e-6)                    for the best of a group; 0 for others and at a tie
         L   = -min(rho A, (1 + clip_high) A),                         rho = exp(logprobs - old_logprobs)
@@ -146,4 +147,4 @@ class GRPOPassK(Row):
     metrics = clip_formulas()
 
     clip_high: NonNegative = 0.2
-    """Raising a token's ratio above 1 + clip_high gains nothing more."""
+    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""

@@ -3,8 +3,8 @@
     h = beta * (r(chosen) - r(rejected)),  r(y) = sum_t (logprobs - ref_logprobs)
     L = -log sigmoid(h) + alpha * NLL(chosen)
 
-Mean over the pairs of the step; the NLL is averaged as nll_normalization says. It keeps the chosen answer likely,
-which DPO alone may lower as long as the rejected one falls faster.
+Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. The term keeps the chosen answer
+likely. DPO alone may make it less likely, as long as the probability of the rejected answer falls faster.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ class RPO(PairLoss):
     key = "rpo"
 
     beta: Positive = 0.1
-    """How strongly the policy is held to the reference."""
+    """Strength of the implicit KL constraint: a larger beta keeps the policy closer to the reference."""
     alpha: NonNegative = 1.0
-    """Weight of the NLL of the chosen answer. 0 is DPO."""
+    """Weight of the NLL of the chosen answer. With 0 the loss is DPO's."""
     nll_normalization: NLLNormalization = "token_mean"
-    """token_mean: over all chosen tokens of the step; sequence_mean: per token of each answer, then over pairs; sum:
-    summed over each answer, then over pairs."""
+    """Averaging of the NLL. token_mean: mean over all chosen tokens of the step; sequence_mean: mean over the tokens
+    of each chosen answer, then over pairs; sum: sum over the tokens of each chosen answer, then mean over pairs."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

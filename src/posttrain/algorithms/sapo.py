@@ -5,8 +5,8 @@
     f   = 4 / tau * sigmoid(tau (rho - 1))                        tau_pos where A > 0, tau_neg elsewhere
     L   = -f A
 
-Mean over the tokens of a completion, then over completions. In place of a clip the gradient fades out: its weight
-4 p (1 - p) rho with p = sigmoid(tau (rho - 1)) is 1 at rho = 1, and falls on both sides, the faster the larger tau.
+Mean over the tokens of a completion, then over completions. The gradient fades out instead of being clipped: its
+weight 4 p (1 - p) rho with p = sigmoid(tau (rho - 1)) is 1 at rho = 1 and falls on both sides, faster for larger tau.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ class SAPO(PolicyGradient):
     metrics = {"policy/gate_mean": "mean of f over the trained tokens"}
 
     tau_pos: Positive = 1.0
-    """How fast the gradient fades as the ratio leaves 1, for tokens with a positive advantage."""
+    """Temperature of the gate for tokens with a positive advantage: larger values let the gradient fade faster as the
+    ratio leaves 1."""
     tau_neg: Positive = 1.05
-    """The same for negative advantages: faster, because lowering one token raises all others of the vocabulary."""
+    """Temperature of the gate for all other tokens. Its default is larger, because lowering the probability of one
+    token raises that of every other token of the vocabulary."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

@@ -1,4 +1,4 @@
-"""The base of an algorithm's settings: a frozen record that refuses impossible values and says how to fix them."""
+"""The base of an algorithm's settings: a frozen record whose errors name the allowed values and the fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _refuse_bool(value: Any) -> Any:
 
 
 _NotBool = BeforeValidator(_refuse_bool)
-"""`kl_coef: true` would otherwise silently mean 1.0."""
+"""Validator that refuses booleans: `kl_coef: true` would otherwise silently mean 1.0."""
 
 Finite = Annotated[float, Field(allow_inf_nan=False), _NotBool]
 NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False), _NotBool]
@@ -36,10 +36,10 @@ Count = Annotated[int, Field(ge=1), _NotBool]
 
 
 def _refuse_k1(value: Any) -> Any:
-    """RULE 13: the expected gradient of k1 in the loss is zero."""
+    """Refuse k1 in the loss: its expected gradient is zero (RULE 13)."""
     if value == "k1":
         raise ConfigError(
-            given="kl_estimator = 'k1' in the loss, whose expected gradient is zero",
+            given="kl_estimator = 'k1' in the loss: its expected gradient is zero",
             allowed="k2, k3, k1_corrected, k2_corrected, k3_corrected",
             fix="Use k3_corrected for an unbiased gradient of KL(policy || reference).",
         )
@@ -55,7 +55,8 @@ C = TypeVar("C", bound=type)
 
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def settings(cls: C) -> C:
-    """A frozen, validated, keyword-only record; a wrong or unknown setting is a `ConfigError` that helps."""
+    """Make a class a frozen, validated, keyword-only record. A wrong or unknown setting raises a `ConfigError` that
+    states the fix."""
     record = pydantic_dataclass(
         cls, frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
     )
@@ -73,7 +74,7 @@ def settings(cls: C) -> C:
 
 
 def attributes(record: Any) -> dict[str, str]:
-    """Setting -> the attribute that holds it: another name only where a method has that of the setting."""
+    """Return setting -> attribute that holds it. The names differ only if a method already has the setting's name."""
     known = record.__pydantic_fields__
     return {known[f.name].alias or f.name: f.name for f in fields(record)}
 
@@ -81,7 +82,7 @@ def attributes(record: Any) -> dict[str, str]:
 def _explain(record: Any, error: ValidationError) -> ConfigError:
     allowed_names = list(attributes(record))
     first = error.errors()[0]
-    name = ".".join(part for part in map(str, first["loc"]) if part.isidentifier()) or record.key  # no tags of a union
+    name = ".".join(part for part in map(str, first["loc"]) if part.isidentifier()) or record.key  # without union tags
     if isinstance(cause := first.get("ctx", {}).get("error"), ConfigError):
         return cause
     if first["type"] == "unexpected_keyword_argument":
@@ -91,7 +92,7 @@ def _explain(record: Any, error: ValidationError) -> ConfigError:
             allowed=", ".join(allowed_names),
             fix=f"Did you mean {close[0]!r}?" if close else "Remove it.",
         )
-    same = [e for e in error.errors() if e["loc"][:1] == first["loc"][:1]]  # each kind of value that it may be
+    same = [e for e in error.errors() if e["loc"][:1] == first["loc"][:1]]  # one error per type of a union
     return ConfigError(
         given=f"{record.key}.{name} = {first['input']!r}",
         allowed=" or ".join(dict.fromkeys(e["msg"].removeprefix("Input should be ") for e in same)),

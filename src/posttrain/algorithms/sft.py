@@ -4,8 +4,8 @@
     L = -sg[exp(logprobs)] * logprobs                             with `dft`
 
 Mean over all trained tokens of the optimizer step: every token counts the same, however the step is split. Seen as a
-policy gradient, the plain loss weighs each token by 1 / probability; `dft` takes that weight away (arXiv:2508.05629).
-sg: no gradient through it.
+policy gradient, the plain loss weights each token by 1 / probability; `dft` removes that weight (arXiv:2508.05629).
+sg: stop-gradient.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ class SFT(Algorithm):
     data_kind = "examples"
     metrics = {
         "sft/nll": "mean of -logprobs over the trained tokens, in nats",
-        "sft/perplexity": "exp(sft/nll), of the mean over the whole step",
-        "sft/token_accuracy": "share of trained tokens that were the most likely ones at their places",
-        "sft/trained_fraction": "trained tokens / all tokens of the rows, prompts included",
+        "sft/perplexity": "exp(sft/nll), where sft/nll is the mean over the whole step",
+        "sft/token_accuracy": "share of trained tokens that were the most likely token at their position",
+        "sft/trained_fraction": "trained tokens / all tokens of the rows, including prompts",
     } | ENTROPY_METRICS
 
     dft: bool = False
-    """Weigh the loss of each token by its probability, a constant for the gradient: tokens that the model finds hardly
-    possible then pull no harder than others."""
+    """If true, the loss of each token is weighted by its probability, without gradient. Very unlikely tokens then pull
+    no harder than others."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs, mask_BT = on_trained_tokens(outputs, batch), batch.completion_mask_BT

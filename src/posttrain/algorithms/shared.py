@@ -15,13 +15,12 @@ from posttrain.functional.trust_regions import random_numbers, top_entropy
 from posttrain.types import Batch, Experience, Outputs, Tensor, Totals
 
 STD_EPSILON = 1e-6
-"""Added to the standard deviation, not under the root (RULE 11)."""
+"""Constant that is added to the standard deviation, not under the root (RULE 11)."""
 
 
 def on_trained_tokens(outputs: Outputs | Tensor, batch: Batch) -> Outputs:
-    """The outputs with gradient exactly 0 outside the mask, also where what stands there makes a loss nan or infinite.
-
-    The reductions mask values, which is not enough: the backward pass of `exp(nan)` is `0 * nan`.
+    """Return the outputs with a gradient of exactly 0 outside the mask, even if values there make the loss nan or
+    infinite. Masking values in the reductions is not enough: the backward pass of `exp(nan)` is `0 * nan`.
     """
     outputs, mask_BT = Outputs.of(outputs, batch), batch.completion_mask_BT
     values_BT = None if outputs.values_BT is None else masked(outputs.values_BT, mask_BT)
@@ -29,7 +28,7 @@ def on_trained_tokens(outputs: Outputs | Tensor, batch: Batch) -> Outputs:
 
 
 def advantages_of(batch: Batch) -> Tensor:
-    """`[B, T]` advantages: constants for the gradient, whatever they were computed from (RULE 5)."""
+    """`[B, T]` advantages, detached: they never carry a gradient (RULE 5)."""
     if batch.advantages_BT is None:
         raise ConfigError(
             given="a batch without advantages",
@@ -39,26 +38,27 @@ def advantages_of(batch: Batch) -> Tensor:
 
 
 def group_normalized(experience: Experience) -> Tensor:
-    """`[B, T]` (R - mean) / (std + 1e-6) over the completions of a prompt; exactly 0 if their rewards are equal."""
+    """`[B, T]` (R - mean) / (std + 1e-6) over the completions of a prompt; exactly 0 for equal rewards."""
     rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
     centered_PG = center_by_group(rewards_PG, scored_PG)
     return experience.broadcast(centered_PG / (group_std(rewards_PG, scored_PG) + STD_EPSILON))
 
 
 def per_completion(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`: the mean over the trained tokens; of an advantage that is the same on each of them, the advantage."""
+    """`[B, 1]`: the mean over the trained tokens, which is the advantage itself if all tokens have the same one."""
     return masked(x_BT, mask_BT).sum(dim=-1, keepdim=True) / mask_BT.sum(dim=-1, keepdim=True).clamp(min=1)
 
 
 def draw_for(batch: Batch, seed: int) -> Tensor:
-    """`[B, T]` random numbers: of each token its own, by seed, policy version, row and position (RULE 24)."""
+    """`[B, T]` random numbers, one per token, which depend on seed, policy version, row and position (RULE 24)."""
     rows, columns = batch.completion_mask_BT.shape
     rows_B = torch.arange(rows, device=batch.groups_B.device) if batch.row_ids_B is None else batch.row_ids_B
     return random_numbers(rows_B, 0 if batch.versions_BT is None else batch.versions_BT, columns, seed)
 
 
 def keep_top_entropy(batch: Batch, entropy_BT: Tensor | None, share: float, *, required: bool = False) -> Batch:
-    """`kept_BT`: the share of the tokens with the largest entropy, chosen once for an update; all tokens without it."""
+    """Return the batch with `kept_BT`, the share of the tokens with the largest entropy, chosen once per update.
+    Without `kept_BT` all tokens count."""
     if share == 1 or batch.kept_BT is not None:
         return batch
     if entropy_BT is not None:
@@ -67,26 +67,26 @@ def keep_top_entropy(batch: Batch, entropy_BT: Tensor | None, share: float, *, r
         return batch
     raise ConfigError(
         given=f"top_entropy_quantile = {share}, but no entropy of the tokens",
-        allowed="top_entropy_quantile = 1, or current_entropy_BT in the batch that prepare is given",
+        allowed="top_entropy_quantile = 1, or a batch for prepare with current_entropy_BT",
         fix="Pass Outputs(logprobs_BT=..., entropy_BT=...) of the whole update, or prepare the batch.",
     )
 
 
 def weights_of(batch: Batch) -> Tensor | None:
-    """`[B, T]`: the off-policy weight of each token, 0 for one whose policy term does not count; None: all 1."""
+    """`[B, T]`: the off-policy weight of each token, 0 for a token without a policy term; None if all are 1."""
     if batch.kept_BT is None:
         return batch.correction_BT
     return batch.kept_BT.float() if batch.correction_BT is None else masked(batch.correction_BT, batch.kept_BT)
 
 
 def weighted(loss_BT: Tensor, batch: Batch) -> Tensor:
-    """The policy term times the weight of each token; never the KL term."""
+    """Multiply the policy term by the weight of each token. The KL term is never weighted."""
     weights_BT = weights_of(batch)
     return loss_BT if weights_BT is None else weights_BT * loss_BT
 
 
 def weighted_completions(loss_B1: Tensor, outputs: Outputs, batch: Batch) -> Tensor:
-    """`[B, T]`: a loss per completion on each of its tokens; an off-policy weight acts on each token's own part."""
+    """`[B, T]`: the loss of a completion on each token. An off-policy weight scales only its token's own part."""
     weights_BT = weights_of(batch)
     if weights_BT is None:
         return loss_B1.expand(batch.completion_mask_BT.shape)
@@ -94,7 +94,7 @@ def weighted_completions(loss_B1: Tensor, outputs: Outputs, batch: Batch) -> Ten
 
 
 def reference_of(batch: Batch, setting: str) -> Tensor:
-    """The reference log-probabilities; asking for a KL to nothing is an error (RULE 15)."""
+    """Return the reference log-probabilities. A KL without them is an error (RULE 15)."""
     if batch.ref_logprobs_BT is None:
         raise ConfigError(
             given=f"{setting} > 0, but there are no reference log-probabilities",
@@ -114,7 +114,7 @@ def refuse_half_a_clip(clip_low: float | None, clip_high: float | None) -> None:
 
 
 def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -> Tensor | float:
-    """`[B, T]` kl_coef * KL estimate for the loss; 0 without a coefficient, where no reference is read."""
+    """`[B, T]` kl_coef * KL estimate for the loss. If kl_coef is 0, return 0 without reading a reference."""
     if kl_coef == 0:
         return 0.0
     ref_BT = reference_of(batch, "kl_coef")
@@ -122,7 +122,7 @@ def kl_term(outputs: Outputs, batch: Batch, kl_coef: float, kl_estimator: str) -
 
 
 def entropy_bonus(outputs: Outputs, batch: Batch, totals: Totals, entropy_coef: float) -> Tensor | float:
-    """-entropy_coef * mean entropy over the tokens of the step, to be added to the loss (RULE 9)."""
+    """Return -entropy_coef * mean entropy over the tokens of the step, to be added to the loss (RULE 9)."""
     if entropy_coef == 0:
         return 0.0
     if outputs.entropy_BT is None:

@@ -26,23 +26,23 @@ class SimPO(PairLoss):
     metrics = reward_formulas("beta * a, a = mean over the answer of logprobs (shaped by alpha)")
 
     beta: Positive = 2.0
-    """Size of a margin: of the difference of two mean log-probabilities, which is small. 2 to 10."""
+    """Scale of the margin, the small difference of two mean log-probabilities. Usual values: 2 to 10."""
     gamma: NonNegative | None = None
-    """Target margin, in units of beta * mean log-probability; none: from gamma_beta_ratio."""
+    """Target margin, in units of beta * mean log-probability. None: gamma_beta_ratio * beta."""
     gamma_beta_ratio: NonNegative | None = None
-    """The same as a multiple of beta, gamma = ratio * beta; none: from gamma, or 0.25 where that is none too."""
+    """Target margin as a multiple of beta: gamma = ratio * beta. None: gamma, or 0.25 if gamma is none too."""
     alpha: Finite = 0.0
-    """Shape of the reward (AlphaPO): 0 is the mean log-probability itself, above 0 unlikely answers weigh more."""
+    """Shape of the reward (AlphaPO). 0: the mean log-probability itself; above 0: unlikely answers weigh more."""
 
     label_smoothing: BelowHalf = 0.0
-    """Probability that a label is the wrong way round."""
+    """Probability that the two labels of a pair are swapped."""
 
     def __post_init__(self) -> None:
         if self.gamma is not None and self.gamma_beta_ratio is not None:
             raise ConfigError(
                 given=f"gamma = {self.gamma} and gamma_beta_ratio = {self.gamma_beta_ratio}",
                 allowed="one of them: gamma = gamma_beta_ratio * beta",
-                fix=f"Leave one out; this ratio is gamma = {self.gamma_beta_ratio * self.beta:g}.",
+                fix=f"Leave one out. This ratio means gamma = {self.gamma_beta_ratio * self.beta:g}.",
             )
 
     @property

@@ -3,8 +3,8 @@
     r(y) = sum_t (logprobs - ref_logprobs)
     L    = (r(chosen) - 1 / (2 beta))^2 + (r(rejected) + 1 / (2 beta))^2
 
-Mean over the pairs of the step. A square on each answer: the chosen one wins with probability 1, the rejected one
-with 0, and the log-ratio should be (that - 1/2) / beta.
+Mean over the pairs of the step. Each answer has a squared loss with the target (p - 1/2) / beta for its log-ratio.
+Its win probability p is 1 for the chosen answer and 0 for the rejected one.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class SPPO(PairLoss):
     key = "sppo"
 
     beta: Positive = 1e-3
-    """1 / beta is the step of self-play, the paper's eta: log-ratios are driven to +-1 / (2 beta)."""
+    """Inverse of the self-play step size, the paper's eta: the loss drives log-ratios to +-1 / (2 beta)."""
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         pairs = pairs_of(outputs, batch)

@@ -1,12 +1,12 @@
 """TOPR: Tapered Off-Policy REINFORCE (arXiv:2503.14286).
 
     A_i = R_i - baseline                                          a constant
-    q_i = exp(sum_t (logprobs - sampling_logprobs))               ratio of the whole completion to what sampled it
+    q_i = exp(sum_t (logprobs - sampling_logprobs))               ratio of policy to sampler for the whole completion
     w_i = 1 where A_i >= 0,  min(q_i, 1) where A_i < 0            a weight: no gradient flows through it
     L   = -w_i A_i * sum_t logprobs
 
-Sum over the tokens of a completion, mean over completions. Good answers are imitated however old they are; bad ones
-are pushed away only while the policy still gives them.
+Sum over the tokens of a completion, mean over completions. Good answers are imitated at any age. Bad answers are
+pushed away only as far as the policy still samples them.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class TOPR(PolicyGradient):
     metrics = {"policy/weight_mean": "mean over the completions of w: 1 where none is truncated"}
 
     baseline: Finite = 0.0
-    """The constant that is subtracted from every reward. It sets how much positive completions weigh against negative
-    ones, which off-policy is not neutral: with rewards of 0 and 1, a baseline of 0 learns from right answers alone."""
+    """Constant that is subtracted from every reward. It balances positive against negative completions and matters
+    off-policy: with rewards of 0 and 1, a baseline of 0 learns from correct answers alone."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         return experience.broadcast(experience.rewards_PG - self.baseline)
@@ -52,7 +52,7 @@ class TOPR(PolicyGradient):
 def truncated_negatives(outputs: Outputs, batch: Batch) -> Tensor:
     """`[B, 1]`: 1 for a completion with A >= 0, min(q, 1) for one with A < 0.
 
-    Where the sampler reported no finite log-probability, the policy before the update stands in for it. A token that a
+    For a token without a finite log-probability of the sampler, q uses the policy before the update. A token that a
     correction rejects is not part of q (RULE 25).
     """
     mask_BT, sampled_BT = batch.completion_mask_BT, batch.old_logprobs_BT

@@ -1,4 +1,4 @@
-"""Experience in other words: its turns as tokens, or as completions. What for is told in credit.py."""
+"""Views of experience that present its turns as tokens or as completions; credit.py explains their use."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posttrain.types import Batch, Experience, Tensor
 
 @dataclass(frozen=True, kw_only=True)
 class Turns:
-    """Experience, and where its turns are. S: turns of the longest trajectory, at least 1."""
+    """Experience with the positions of its turns. S: number of turns of the longest trajectory, at least 1."""
 
     experience: Experience
     discount: float
@@ -36,7 +36,7 @@ class Turns:
     # --- turns as tokens ---------------------------------------------------------------------------------------------
 
     def as_tokens(self) -> Experience:
-        """Each turn as one token: `[B, S]` in place of `[B, T]`."""
+        """Return the experience with each turn as one token: `[B, S]` instead of `[B, T]`."""
         x, begins_BT = self.experience, turn_begins(self.experience.completion_mask_BT)
         return replace(
             x,
@@ -53,7 +53,7 @@ class Turns:
         )
 
     def of_tokens(self, batch: Batch, found: Batch) -> Batch:
-        """The batch with what was found of its turns as tokens."""
+        """Return `batch` with the results of `found`, in which turns are tokens."""
         assert found.advantages_BT is not None
         returns_BT = None if found.returns_BT is None else on_tokens(found.returns_BT, self.turns_BT)
         trained_BT = on_tokens(found.completion_mask_BT, self.turns_BT)
@@ -67,7 +67,7 @@ class Turns:
     # --- turns as completions ----------------------------------------------------------------------------------------
 
     def as_completions(self) -> Experience:
-        """Turn k of prompt p as the group k * P + p."""
+        """Return the experience with each turn as one completion. Turn k of prompt p is in group k * P + p."""
         x, returns_SPG, has_SPG = self.experience, self.returns_SPG, self.has_SPG
         scored_SPG = x.scored_PG & has_SPG
         alone_SP1 = scored_SPG.sum(dim=-1, keepdim=True) == 1
@@ -81,7 +81,7 @@ class Turns:
         )
 
     def of_completions(self, batch: Batch, found: Batch) -> Batch:
-        """The batch with what was found of its turns as completions."""
+        """Return `batch` with the results of `found`, in which turns are completions."""
         assert found.advantages_BT is not None
         shape = self.count, *self.turns_BT.shape
         return replace(
@@ -92,24 +92,24 @@ class Turns:
 
     @property
     def returns_SPG(self) -> Tensor:
-        """G_k of each trajectory; meaningless for turns that it does not have."""
+        """Return G_k of each trajectory; meaningless for turns that the trajectory does not have."""
         return self._by_group(discounted_to_go(self._rewards_BS, self.discount))
 
     @property
     def has_SPG(self) -> Tensor:
-        """Does the trajectory have a turn k? The first one in any case."""
+        """True if the trajectory has a turn k. Every trajectory has a first turn."""
         turns = torch.arange(self.count, device=self.turns_BT.device)
         return self._by_group(turns <= self._last_B1)
 
     @property
     def _of_last_turn(self) -> Tensor:
-        """`[P, G]` what the last turn of each trajectory has earned."""
+        """`[P, G]` reward of the last turn of each trajectory."""
         rewards_BS = self._rewards_BS
         return rewards_BS.gather(1, self._last_B1).reshape(self.experience.rewards_PG.shape)
 
     @property
     def _last_B1(self) -> Tensor:
-        """The last turn of each trajectory; the first of one in which nothing was drawn."""
+        """Index of the last turn of each trajectory; 0 for a trajectory without sampled tokens."""
         return (number_of_turns(self.turns_BT) - 1).clamp(min=0)[:, None]
 
     @property
@@ -122,7 +122,7 @@ class Turns:
         return self._sums(x.token_rewards_BT).to(whole_B1.dtype).scatter_add(1, self._last_B1, whole_B1)
 
     def _by_group(self, x_BS: Tensor) -> Tensor:
-        """`[S, P, G]` of `[B, S]`."""
+        """Reshape `[B, S]` to `[S, P, G]`."""
         return x_BS.T.reshape(self.count, *self.experience.rewards_PG.shape)
 
     def _sums(self, x_BT: Tensor) -> Tensor:

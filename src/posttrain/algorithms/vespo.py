@@ -1,12 +1,12 @@
 """VESPO: Variational sEquence-level Soft Policy Optimization (arXiv:2602.10693).
 
     A_i = (R_i - mean(R)) / (std(R) + 1e-6)                       over the G completions of one prompt
-    q_i = exp(sum over its tokens of logprobs - old_logprobs)     the likelihood ratio, held above 1e-8
+    q_i = exp(sum over its tokens of logprobs - old_logprobs)     the likelihood ratio, at least 1e-8
     phi = sg[q^k exp(lambda (1 - q))]                             k and lambda by the sign of A
     L   = -phi A logprobs
 
-Mean over all tokens of the step. phi is 1 at q = 1 and falls to 0 far from it on both sides: answers that the policy
-would no longer write, or writes far more often, lose their weight smoothly.
+Mean over all tokens of the step. phi is 1 at q = 1 and falls to 0 far from it on both sides: answers that have become
+much less or much more likely under the policy lose their weight smoothly.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ class VESPO(PolicyGradient):
     metrics = {"policy/kernel_mean": "mean of phi over the trained tokens"}
 
     k_pos: NonNegative = 2.0
-    """Power of q for advantages of 0 and above: how fast the weight falls as the completion becomes less likely."""
+    """Exponent of q if A >= 0: larger values let the weight fall faster as the completion becomes less likely."""
     lambda_pos: NonNegative = 3.0
-    """Decay for the same: how fast the weight falls as the completion becomes more likely."""
+    """Decay rate if A >= 0: larger values let the weight fall faster as the completion becomes more likely."""
     k_neg: NonNegative = 3.0
-    """Power of q for negative advantages."""
+    """Exponent of q if A < 0."""
     lambda_neg: NonNegative = 2.0
-    """Decay for negative advantages."""
+    """Decay rate if A < 0."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

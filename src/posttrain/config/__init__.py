@@ -1,12 +1,13 @@
-"""The settings of a run: what there is, where each value comes from, and the rules that span several parts.
+"""The settings of a run: the sections, the origin of each value, and the rules that span several sections.
 
     load_config("run.yaml", ["train.learning_rate=1e-6"])  ->  Resolved(config, origins)
 
-Precedence: default < preset < file < command line. The models are frozen, so what is printed is what was written, and
-the text under a field is its documentation everywhere.
+Precedence: default < preset < file < command line. The models are frozen, so a printed configuration is the given one.
+The text under a field is its documentation in all places that describe the setting.
 
-From bottom to top: text (YAML, TOML, lines), names (of other libraries), schema (what is allowed, in words), values,
-sections, scorers, algorithm, run (all of them), rules, load; then pipeline (several runs) and page (docs/config.md).
+Modules from bottom to top: text (YAML, TOML, lines), names (of other libraries), schema (allowed values, in words),
+values, sections, scorers, algorithm, run (all sections), rules, load; then pipeline (several runs) and page
+(docs/config.md).
 """
 
 from posttrain.config.algorithm import AlgorithmConfig

@@ -1,4 +1,4 @@
-"""The section of the algorithm: its settings are those of the class, which validates them."""
+"""The section `algorithm`. The class of the algorithm defines and validates its settings."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class AlgorithmConfig(Part):
     model_config = ConfigDict(extra="allow")
 
     name: Text = Field(examples=["grpo"])
-    """Which algorithm; its settings stand beside the name. `posttrain explain NAME` shows them."""
+    """Name of the algorithm. Its settings are written next to the name; `posttrain explain NAME` shows them."""
 
     @model_validator(mode="before")
     @classmethod
@@ -37,16 +37,16 @@ class AlgorithmConfig(Part):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Everything but the name."""
+        """All settings, without the name."""
         return dict(self.model_extra or {})
 
     def build(self) -> Algorithm:
-        """The algorithm itself, which declares what it needs with these settings."""
+        """Return the algorithm with these settings."""
         return ALGORITHMS[self.name](**self.settings)
 
     @property
     def declared(self) -> Algorithm:
-        """The same."""
+        """The algorithm with these settings, for reading its declarations."""
         return self.build()
 
 
@@ -57,17 +57,17 @@ def _adapter(algorithm: type[Algorithm]) -> tuple[TypeAdapter[Any], Walker]:
 
 
 def walker_of(name: str) -> Walker:
-    """The JSON schema of an algorithm's settings."""
+    """Return the JSON schema of an algorithm's settings."""
     return _adapter(ALGORITHMS[name])[1]
 
 
 def settings_of(name: str) -> Mapping[str, Any]:
-    """The JSON schema of each setting of an algorithm."""
+    """Return the JSON schema of each setting of an algorithm."""
     return walker_of(name).root.get("properties", {})
 
 
 def written_out(path: Steps, given: Any) -> dict[str, Any]:
-    """The settings of a correction that was given by its name, so that one of them can be changed by itself."""
+    """Return the settings of a correction that was given by name, so that a single setting can be changed."""
     from posttrain.algorithms.off_policy.correction import Correction
     from posttrain.algorithms.off_policy.names import NAMED
 
@@ -76,7 +76,7 @@ def written_out(path: Steps, given: Any) -> dict[str, Any]:
 
 
 def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
-    """`{name, **settings}` with every setting of the algorithm filled in; raises `Problems`."""
+    """Return `{name, **settings}` with every setting of the algorithm filled in. Raises `Problems`."""
     name, settings = given.get("name"), {key: value for key, value in given.items() if key != "name"}
     if not isinstance(name, str) or name not in ALGORITHMS:
         raise Problems([_which_algorithm(name), *_settings_of_none(settings)])
@@ -105,14 +105,14 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 A_SLIP = 0.75
-"""From this likeness on, a name is another one with a slip of the keys in it."""
+"""Similarity from which a name counts as a misspelling of another one."""
 
 
 def nearest_algorithm(
     given: str, known: Mapping[str, str] | None = None, *, spelt: str | None = None
 ) -> tuple[str, str]:
-    """(what is allowed, how to fix it) for a name that no algorithm has: the one that was probably meant, and not all
-    of them. `known` are other names, and the key of each; `spelt` is the given one in their spelling."""
+    """Return (allowed, fix) for a name that no algorithm has. They name the most similar algorithm, not all of them.
+    `known` maps other names to their keys; `spelt` is the given name in their spelling."""
     names, everything = known or {key: key for key in ALGORITHMS}, "`posttrain explain` lists them all."
     if same := value_of_ours("algorithm.name", given):
         return "", f"{same} {everything}"
@@ -139,19 +139,19 @@ def _which_algorithm(name: Any) -> Problem:
 
 
 def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
-    """The settings that would be wrong for every algorithm."""
+    """Return the problems of settings that no algorithm has."""
     known = Part.setting_names()
     wrong = [(key, value) for key, value in settings.items() if f"algorithm.{key}" not in known]
     return [problem for key, value in wrong for problem in unknown(("algorithm", key), value, known)]
 
 
 def names_under(section: Any) -> list[str]:
-    """The dotted paths of the settings that exist under the algorithm of the section; of all where it names none."""
+    """Return the dotted paths of the settings of the section's algorithm, or of all algorithms if it names none."""
     return Part.setting_names(algorithm_named(section))
 
 
 def algorithm_named(section: Any) -> str | None:
-    """The algorithm that a section as it was written names, if there is one of that name."""
+    """Return the name of the algorithm in a section as written, if such an algorithm exists."""
     name = section.get("name") if isinstance(section, Mapping) else section
     return name if isinstance(name, str) and name in ALGORITHMS else None
 

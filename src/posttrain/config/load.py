@@ -69,7 +69,7 @@ class Resolved:
 
 @dataclass(kw_only=True)
 class Layers:
-    """The values given so far, later ones over earlier ones."""
+    """The values given so far. Later values replace earlier ones."""
 
     expand: Callable[[str, Any], Any] = expand
     """(section, value) -> the value, written out if it was a shorthand for a section."""
@@ -90,7 +90,7 @@ class Layers:
             self.put((*path, key), inner, origin)
 
     def at(self, path: Steps) -> Any:
-        """The value that stands at a path; None if there is none."""
+        """Return the value at a path; None if there is none."""
         node: Any = self.tree
         for step in path:
             if isinstance(node, dict):
@@ -255,7 +255,7 @@ def _broken(config: RunConfig, checks: Iterable[Check]) -> list[PosttrainError]:
 
 @dataclass
 class _Told:
-    """What is wrong so far."""
+    """The problems found so far."""
 
     problems: list[Problem] = field(default_factory=list)
 
@@ -311,7 +311,7 @@ def _plain(value: Any) -> Any:
 
 
 def _known_preset(name: Any, told: _Told) -> str:
-    """The name itself; empty for none, and for one that does not exist."""
+    """Return the name of the preset; empty if none is given or it does not exist."""
     if name is None or (isinstance(name, str) and name in PRESETS):
         return name or ""
     close = nearest(str(name), PRESETS)
@@ -348,7 +348,7 @@ def _refuse_another_algorithm(preset: str, layers: Layers) -> None:
 
 
 def _validated(layers: Layers, places: Places, told: _Told, checks: Iterable[Check]) -> RunConfig:
-    """The model of what was given, with derived settings; ConfigError for all that is wrong with it."""
+    """Return the validated configuration with derived settings. Raises ConfigError with all of its problems."""
     problems = told.problems + [_was_redacted(path) for path, value in leaves(layers.tree) if REDACTED in str(value)]
     try:
         config = RunConfig.model_validate(layers.tree)
@@ -442,7 +442,7 @@ def reward_model_config(config: RunConfig, folder: Path) -> Resolved:
 
 
 def _reward_model_can_be_trained(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """The section reward_model is a valid run of its own."""
+    """The section reward_model is a valid configuration of a separate run."""
     if config.reward_model is None:
         return None
     try:
@@ -453,7 +453,7 @@ def _reward_model_can_be_trained(config: RunConfig, algorithm: Algorithm) -> Con
 
 
 RULES = (*rules.RULES, _reward_model_can_be_trained)
-"""All rules that span several parts, each with its sentence."""
+"""All rules that span several sections. The docstring of a rule is its documentation."""
 
 
 # --- as it is saved --------------------------------------------------------------------------------------------------

@@ -47,23 +47,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
 
 class ExportConfig(Part):
-    """What becomes of the last policy."""
+    """The export of the last policy."""
 
     to: Literal["hf", "gguf"] = "hf"
-    """A Hugging Face folder with a model card, or a GGUF file."""
+    """Format: a Hugging Face folder with a model card, or a GGUF file."""
     output: PathText | None = None
-    """Where to write it. null: the folder export of the pipeline."""
+    """Path of the export. null: the folder export of the pipeline."""
 
 
 class PipelineSettings(Part):
-    """What a pipeline has beside its stages."""
+    """The settings of a pipeline outside its stages."""
 
     output: PathText | None = None
     """Folder of the pipeline; each stage is a run in it. null: the first free runs/<name of the file>-<n>."""
     stop_if_worse: bool = False
-    """Stop when a stage made its own held-out measure worse, beyond the intervals. Otherwise that is a warning."""
+    """Stop if a stage made its own held-out measure worse, beyond the intervals. If false, warn and continue."""
     export: ExportConfig | None = None
-    """Export the last policy when all stages are done."""
+    """Export of the last policy when all stages are done. null: no export."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,15 +72,15 @@ class Stage:
 
     name: str
     number: int
-    """Counted from 1, as in the name of its folder."""
+    """Number of the stage, from 1, as in the name of its folder."""
     resolved: Resolved
-    """Its settings; `stage:NAME` stands where the model of an earlier stage goes."""
+    """Settings of the stage, with `stage:NAME` in place of the model of an earlier stage."""
     uses: Mapping[str, str] = field(default_factory=dict)
-    """Dotted setting -> name of the earlier stage whose model goes there."""
+    """Dotted setting -> name of the earlier stage whose model it takes."""
 
     @property
     def folder(self) -> str:
-        """Name of its run's folder in that of the pipeline."""
+        """Name of the stage's folder in the pipeline's folder."""
         return f"{self.number:02d}-{self.name}"
 
     @property
@@ -101,7 +101,7 @@ class Stage:
         return self.makes == "text"
 
     def with_models(self, paths: Mapping[str, str]) -> Resolved:
-        """Its settings with the models of earlier stages in their places; `paths` has one for each name in `uses`."""
+        """Return the settings with the paths of earlier stages' models; `paths` has one for each name in `uses`."""
         tree, origins = self.config.model_dump(mode="json"), dict(self.resolved.origins)
         for setting, name in self.uses.items():
             *above, last = [int(step) if step.isdecimal() else step for step in setting.split(".")]
@@ -115,7 +115,7 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineConfig:
-    """A pipeline that can be meant: every stage is valid, and gets its models from earlier ones."""
+    """A valid pipeline: every stage is valid and takes its models from earlier stages."""
 
     stages: tuple[Stage, ...]
     settings: PipelineSettings
@@ -232,7 +232,7 @@ def notes(pipeline: PipelineConfig) -> list[str]:
 
 @dataclass(kw_only=True)
 class _Builder:
-    """Resolves one stage after the other and gathers what is wrong with them."""
+    """Resolves one stage after the other and collects their problems."""
 
     shared: Mapping[str, Any]
     origin: str
@@ -345,7 +345,7 @@ class Draft(NamedTuple):
 
     name: str
     base: str
-    """The name without the number of the round."""
+    """Name without the number of the round."""
     place: int
     """The place of its entry in the file, counted from 0."""
     given: dict[str, Any]
@@ -353,13 +353,13 @@ class Draft(NamedTuple):
 
 
 def holds_stages(source: Any) -> bool:
-    """Is this file or mapping a pipeline? Raises ConfigError for a file that cannot be read."""
+    """Return true if this file or mapping is a pipeline. Raises ConfigError for a file that cannot be read."""
     given = read_mapping(source) if isinstance(source, (str, PathLike)) else source
     return isinstance(given, Mapping) and STAGES in given
 
 
 def listed_stages(listed: Any) -> list[dict[str, Any]]:
-    """The entries under `stages`; ConfigError where they are no list of settings."""
+    """Return the entries under `stages`. Raises ConfigError if they are not a list of settings."""
     if not isinstance(listed, list) or not listed or not all(isinstance(entry, Mapping) for entry in listed):
         raise ConfigError(
             given=f"stages = {show(listed)}",
@@ -370,7 +370,7 @@ def listed_stages(listed: Any) -> list[dict[str, Any]]:
 
 
 def _base_names(listed: Entries) -> list[str]:
-    """The names that are given; else that of the algorithm, with a number where it is taken."""
+    """Return the given name of each stage, or the name of its algorithm, with a number if it is taken."""
     names: list[str] = []
     for entry in listed:
         algorithm = entry.get("algorithm")
@@ -437,12 +437,12 @@ class Change(NamedTuple):
     key: str
     value: Any
     text: str = ""
-    """As it stood on the command line, from the key on."""
+    """Text of the override on the command line, from the key on."""
 
 
 @dataclass(kw_only=True)
 class Changes:
-    """Overrides, by what they change."""
+    """Overrides, grouped by the part of the pipeline that they change."""
 
     of_pipeline: list[Change] = field(default_factory=list)
     of_start: list[Change] = field(default_factory=list)
@@ -518,7 +518,7 @@ def _aimed_at(change: Change, listed: Entries) -> tuple[str, Change]:
 
 
 def with_start(shared: Mapping[str, Any], change: Change) -> dict[str, Any]:
-    """The shared settings with another model to start from."""
+    """Return the shared settings with a different initial model."""
     below = shared.get("model", {})
     below = {"path": fspath(below)} if isinstance(below, (str, PathLike)) else dict(below)
     value = change.value

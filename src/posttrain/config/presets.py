@@ -1,14 +1,14 @@
-"""Presets: other defaults, by name. What a name means never changes: a better preset is a new name.
+"""Presets: named sets of defaults. The meaning of a name never changes: a better preset gets a new name.
 
-smoke: every phase of a run (sampling, update, checkpoint, evaluation) once or twice, as small as it can be. For seeing
-that a model, a dataset and a reward fit together before a long run.
+smoke: every phase of a run (sampling, update, checkpoint, evaluation) once or twice, as small as possible. Use it to
+check that a model, a dataset and a reward fit together before a long run.
 
-safe: a run that ends where an alarm fires, and that measures often enough for the alarms about held-out answers.
+safe: a run that ends when an alarm fires, and that evaluates often enough for the alarms about held-out answers.
 
-The others are algorithms of other libraries, number for number where a loss decides: the epsilon of the standard
-deviation, what divides the loss, where the KL stands, what is clipped, what corrects for the sampler. Sizes and the
-learning rate are left to you, but for areal-decoupled, which sets train.minibatches = 4: on a single update its ratio
-would be 1. Each says everything it stands for, so that no default of ours can move it:
+The others reproduce algorithms of other libraries in all numbers that affect the loss: the epsilon of the standard
+deviation, the divisor of the loss, the place of the KL, the clipping, the correction for the sampler. You choose sizes
+and the learning rate, except for areal-decoupled, which sets train.minibatches = 4: with a single update its ratio
+would be 1. Each preset sets all values that it stands for, so that no change of our defaults affects it:
 
     trl-grpo             TRL's GRPO with loss_type = "grpo"; masked rows are counted, but per step, not per micro-batch
     trl-dapo             TRL's default, loss_type = "dapo": the mean over all tokens of the step
@@ -21,8 +21,8 @@ would be 1. Each says everything it stands for, so that no default of ours can m
     trl-dpo              TRL's DPO with loss_type = "sigmoid", which ignores label_smoothing
     trl-ipo              TRL's DPO with loss_type = "ipo": log-ratios per token
     openrlhf-ipo         OpenRLHF's DPO with ipo: log-ratios summed over the answer
-    trl-kto              TRL's KTO; its reference point is that of one device's rows, here of the step's
-    trl-orpo             TRL's ORPO, whose likelihood term covers the prompt, too: here the answer alone (RULE 38)
+    trl-kto              TRL's KTO; its reference point covers the rows of one device, here the rows of the step
+    trl-orpo             TRL's ORPO; its likelihood term also covers the prompt, here only the answer (RULE 38)
     trl-simpo            TRL's CPO with loss_type = "simpo" and cpo_alpha = 0, without which it adds a likelihood term
 
 Not reproduced: OpenRLHF clips normalised rewards to +-10 (groups of about a hundred and more); AReaL's recipe for GSM8K
@@ -57,7 +57,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = _frozen(
 
 
 class AlgorithmPresets(Mapping[str, "Algorithm"]):
-    """`presets["trl-grpo"]` is the algorithm that the preset stands for, to be tried on plain tensors."""
+    """The algorithms of the presets: `presets["trl-grpo"]` is one to try on plain tensors."""
 
     def __getitem__(self, name: str) -> Algorithm:
         from posttrain.algorithms import ALGORITHMS

@@ -1,6 +1,6 @@
 """The rules that span several parts of a configuration. All are checked before any model is loaded.
 
-What a single section can say about itself is in its model; what an algorithm says about itself, in its class.
+Rules about a single section are in its model, and rules about an algorithm's own settings are in its class.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _needing_no_group() -> str:
-    """The first algorithm that samples and compares nothing within a group."""
+    """Return the first algorithm that samples and does not compare completions within a group."""
     return next(key for key, a in ALGORITHMS.items() if a.data_kind == "prompts" and a().group_size_needed == 1)
 
 
@@ -80,12 +80,12 @@ def _the_check_has_answers(config: RunConfig, algorithm: Algorithm) -> ConfigErr
         return ConfigError(
             given=f"{given}, but {config.algorithm.name} trains a model that scores and writes no answers",
             allowed="no check",
-            fix="Leave it out; the check of a run that uses the trained scores as its reward judges the answers there.",
+            fix="Leave it out. A run that uses the trained scores as its reward can have a check.",
         )
     if config.evaluation.writing:
         return None
     return ConfigError(
-        given=f"{given} with evaluation.writing = 0: the model writes no answers that it could score",
+        given=f"{given} with evaluation.writing = 0: the model writes no answers to score",
         allowed="evaluation.writing of at least 1",
         fix="Set evaluation.writing = 256, or leave check out.",
     )
@@ -139,7 +139,7 @@ def _training_explores(config: RunConfig, algorithm: Algorithm) -> ConfigError |
     return ConfigError(
         given="sampling.temperature = 0 in training: all completions of a prompt would be the same, without any signal",
         allowed="a number above 0",
-        fix="Set sampling.temperature = 1.0; evaluations have a greedy part of their own.",
+        fix="Set sampling.temperature = 1.0. Evaluations include greedy answers in any case.",
     )
 
 
@@ -162,15 +162,15 @@ def _asynchrony_has_engines(config: RunConfig, algorithm: Algorithm) -> ConfigEr
         return None
     setting = "run_ahead" if train.lead else "max_staleness"
     return ConfigError(
-        given=f"train.{setting} = {getattr(train, setting)}, but the trainer's own process samples, which cannot go on "
-        "while it trains",
-        allowed="0, or engines in processes of their own",
+        given=f"train.{setting} = {getattr(train, setting)}, but the trainer's own process samples, and it cannot "
+        "sample while it trains",
+        allowed="0, or engines in their own processes",
         fix=f"Set rollout.engines = 1, or train.{setting} = 0.",
     )
 
 
 def _servers_are_vllm(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """rollout.url names vLLM servers, and then none is started; rollout.keep_cache is the local sampler's."""
+    """rollout.url names vLLM servers, and then the run starts none; rollout.keep_cache is for the local sampler."""
     return misnamed_servers(config.rollout)
 
 
@@ -265,8 +265,8 @@ def _staleness_covers_the_lead(config: RunConfig, algorithm: Algorithm) -> Confi
     if train.max_staleness >= train.lead:
         return None
     return ConfigError(
-        given=f"train.run_ahead = {train.run_ahead} with train.max_staleness = {train.max_staleness}: most of what is "
-        "sampled ahead would be too old to be trained",
+        given=f"train.run_ahead = {train.run_ahead} with train.max_staleness = {train.max_staleness}: most tokens that "
+        "are sampled ahead would be too old to be trained",
         allowed=f"train.max_staleness of at least {train.lead}",
         fix=f"Set train.max_staleness = {max(8, train.lead)}, or lower train.run_ahead.",
     )
@@ -285,19 +285,19 @@ def _engines_have_prompts(config: RunConfig, algorithm: Algorithm) -> ConfigErro
 
 
 def _stale_data_is_corrected(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """train.run_ahead above 0 needs a correction for what older policies have sampled."""
+    """train.run_ahead above 0 needs a correction for the samples of older policies."""
     if config.train.lead == 0 or not _samples(algorithm) or algorithm.correction_name != "none":
         return None
     return ConfigError(
         given=f"train.run_ahead = {config.train.run_ahead} without a correction: tokens of older policies "
-        "would be trained as if the present one had drawn them",
-        allowed="algorithm.correction = auto, or one of those that `posttrain explain correction` lists",
-        fix="Set algorithm.correction = auto; for an algorithm without that setting, train.run_ahead = 0.",
+        "would be trained as if the current policy had sampled them",
+        allowed="algorithm.correction = auto, or one of the corrections that `posttrain explain correction` lists",
+        fix="Set algorithm.correction = auto, or train.run_ahead = 0 for an algorithm without that setting.",
     )
 
 
 def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """train.publish_every above 1 goes with rollout.engines only where train.run_ahead is above 0."""
+    """train.publish_every above 1 with rollout.engines needs train.run_ahead above 0."""
     every = config.train.publish_every
     if not config.rollout.num_engines or every == 1 or config.train.lead:
         return None
@@ -310,7 +310,7 @@ def _engines_that_are_not_ahead_are_fresh(config: RunConfig, algorithm: Algorith
 
 
 def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """A policy that judges its own answers cannot do so while it is trained: train.run_ahead is 0 then."""
+    """A policy that judges its own answers needs train.run_ahead = 0: it cannot judge while it is trained."""
     own = [n for n, e in enumerate(config.rewards) if e.judge and e.judge.url is None and e.judge.model == "policy"]
     if not own or config.train.lead == 0:
         return None
@@ -323,9 +323,9 @@ def _the_policy_judges_in_turns(config: RunConfig, algorithm: Algorithm) -> Conf
 
 
 def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """What nobody has shown to come to the same over ranks."""
+    """train.devices above 1 excludes train.compile, train.optimizer = adamw_8bit and rollout.engine = vllm."""
     train = config.train
-    if train.devices in (1, "auto"):  # how many those are is asked again when the run starts
+    if train.devices in (1, "auto"):  # the run checks auto again when it knows the number
         return None
     alone = {
         "train.compile = true": (train.compile, "train.compile = false"),
@@ -336,12 +336,12 @@ def _ranks_do_what_was_tried_over_ranks(config: RunConfig, algorithm: Algorithm)
     return wrong and ConfigError(
         given=f"{wrong[0]} with train.devices = {train.devices}",
         allowed=f"{wrong[1]} on several devices",
-        fix="Set train.devices = 1, or do without it.",
+        fix="Set train.devices = 1, or leave that setting out.",
     )
 
 
 def _matrices_are_divided_where_that_was_shown(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """train.tensor divides train.devices, and is for runs without adapters; models are looked at when they are read."""
+    """train.tensor divides train.devices, and is for runs without adapters. The model is checked when it is loaded."""
     train = config.train
     if train.tensor == 1:
         return None
@@ -386,7 +386,7 @@ def _parts_are_of_several_ranks(config: RunConfig, algorithm: Algorithm) -> Conf
 
 
 def _what_is_compiled_runs_once(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """A layer that is recomputed in the backward pass cannot be compiled: transformers leaves it as it is."""
+    """train.compile excludes train.gradient_checkpointing: transformers does not compile recomputed layers."""
     if not (config.train.compile and config.train.gradient_checkpointing):
         return None
     return ConfigError(
@@ -439,7 +439,7 @@ def _warm_up_ends(config: RunConfig, algorithm: Algorithm) -> ConfigError | None
 
 
 def _schedule_has_an_end(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """train.min_learning_rate_ratio needs a schedule that falls."""
+    """train.min_learning_rate_ratio needs a decaying schedule."""
     train = config.train
     if train.min_learning_rate_ratio == 0 or train.schedule != "constant":
         return None
@@ -465,7 +465,7 @@ def _labels_differ(config: RunConfig, algorithm: Algorithm) -> ConfigError | Non
 
 
 def _gates_lead_to_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """Each gate names another entry of rewards, and following gates comes to an end."""
+    """Each gate names another entry of rewards, and gates form no cycle."""
     return wrong_gate({entry.metric_name: entry.gate.label if entry.gate else None for entry in config.rewards})
 
 
@@ -507,7 +507,7 @@ def _rounds_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | N
 
 
 def _teacher_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """An algorithm that learns from a teacher has one, and no other algorithm has."""
+    """An algorithm that learns from a teacher needs the section teacher, and no other algorithm may have it."""
     needed, given = "teacher" in algorithm.needs, config.teacher
     if needed == (given is not None):
         return None
@@ -525,7 +525,7 @@ def _teacher_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | 
 
 
 def _reference_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """The section reference is for algorithms that hold the policy to one."""
+    """The section reference is for algorithms that keep the policy close to a reference."""
     if config.reference is None or "reference" in algorithm.needs:
         return None
     return ConfigError(
@@ -536,7 +536,7 @@ def _reference_is_used(config: RunConfig, algorithm: Algorithm) -> ConfigError |
 
 
 def _auxiliary_data_is_there(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """An algorithm that adds a next-token loss on other data has such data, and no other algorithm has."""
+    """An algorithm that adds a next-token loss on other data needs data.auxiliary, and no other one may have it."""
     data, name = config.data, config.algorithm.name
     needed, default = "auxiliary" in algorithm.needs, type(data).model_fields["auxiliary_rows"].default
     if needed and data.auxiliary is None:
@@ -621,7 +621,7 @@ def _critic_warms_up_in_time(config: RunConfig, algorithm: Algorithm) -> ConfigE
 
 
 def _forgetting_needs_language(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """evaluation.forgetting and other_prompts measure a language model: one that scores writes no text."""
+    """evaluation.forgetting and other_prompts are for models that write text, not for models that only score."""
     given = next((name for name in ("forgetting", "other_prompts") if getattr(config.evaluation, name)), None)
     if given is None or "scores" not in algorithm.needs:
         return None
@@ -659,7 +659,7 @@ def _judges_have_something_to_compare(config: RunConfig, algorithm: Algorithm) -
 
 
 def _turns_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """Settings of several turns need an environment, tools or an agent, and those an algorithm that samples."""
+    """Settings of turns need an environment, tools or an agent, and these need an algorithm that samples."""
     if config.has_turns:
         if _samples(algorithm) and config.sampled_pairs is None:
             return None
@@ -684,7 +684,7 @@ def _turns_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | No
 
 
 def _stale_turns_have_no_credit_of_their_own(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """environment.credit other than trajectory needs all tokens: those that are too old to be trained are missing."""
+    """environment.credit other than trajectory needs train.run_ahead = 0, because old tokens are missing."""
     credit = config.environment.credit
     if not config.has_turns or credit == "trajectory" or config.train.lead == 0:
         return None
@@ -697,7 +697,7 @@ def _stale_turns_have_no_credit_of_their_own(config: RunConfig, algorithm: Algor
 
 
 def _tasks_are_those_that_are_played(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """Rows of task:verifiers/NAME are made without settings, so environment.settings cannot choose other tasks."""
+    """Rows of task:verifiers/NAME are made with default settings, so environment.settings cannot choose other tasks."""
     name = (config.environment.function or "").partition("verifiers:")[2]
     sources = (config.data.train, config.data.eval)
     given = [one for source in sources for one in ([source] if isinstance(source, str) else source or ())]
@@ -711,17 +711,17 @@ def _tasks_are_those_that_are_played(config: RunConfig, algorithm: Algorithm) ->
 
 
 def _environments_give_rewards(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """The reward `environment` is that of environment.function, the reward `agent` that of the agent."""
+    """The reward `environment` needs environment.function, and the reward `agent` needs an agent."""
     names = {entry.name for entry in (*config.rewards, *config.check)}
     if "environment" in names and config.environment.function is None:
         return ConfigError(
-            given="a reward named environment, but there is no environment that could give one",
+            given="a reward named environment, but there is no environment to give it",
             allowed="environment.function",
             fix="Set environment = path/to/file.py:Class, or name another reward.",
         )
     if "agent" in names and not config.agent.is_given:
         return ConfigError(
-            given="a reward named agent, but there is no agent that could give one",
+            given="a reward named agent, but there is no agent to give it",
             allowed="agent.function or agent.command",
             fix="Set agent = path/to/file.py:function, or name another reward.",
         )
@@ -729,11 +729,11 @@ def _environments_give_rewards(config: RunConfig, algorithm: Algorithm) -> Confi
 
 
 def _agents_stand_alone(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """Settings of an agent need one, and one that is there takes the place of an environment and of tools."""
+    """Settings of an agent need an agent, and an agent excludes an environment and tools."""
     beside = [*_changed(config, "environment"), *(["tools"] if config.tools else [])]
     if config.agent.is_given and beside:
         return ConfigError(
-            given=f"{beside[0]} beside an agent, which answers turns, and calls tools, by itself",
+            given=f"{beside[0]} with an agent, which answers turns and calls tools itself",
             allowed="an agent, or an environment and tools",
             fix=f"Leave {beside[0]} out.",
         )
@@ -748,18 +748,18 @@ def _agents_stand_alone(config: RunConfig, algorithm: Algorithm) -> ConfigError 
 
 
 def _turns_have_credit(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """environment.credit goes with the algorithm: turns have advantages of their own, or tokens have rewards."""
+    """environment.credit needs an algorithm that supports it: turns with their own advantages, or token rewards."""
     environment, credit = config.environment, config.environment.credit
     if not config.has_turns or credit == "trajectory":
         if environment.turn_discount == 1:
             return None
         return ConfigError(
             given=f"environment.turn_discount = {environment.turn_discount:g} with environment.credit = {credit}",
-            allowed="environment.credit = turn: then turns have returns",
+            allowed="environment.credit = turn, which gives turns returns",
             fix="Set environment.credit = turn, or leave environment.turn_discount out.",
         )
     if credit == "turn":
-        from posttrain.algorithms.credit import no_turns_for  # of runs that ask for it alone
+        from posttrain.algorithms.credit import no_turns_for  # imported only if needed
 
         return no_turns_for(algorithm)
     return _tokens_have_credit(config, algorithm)
@@ -774,7 +774,7 @@ def _tokens_have_credit(config: RunConfig, algorithm: Algorithm) -> ConfigError 
         )
     if not any(entry.name == "environment" for entry in config.rewards):
         return ConfigError(
-            given="environment.credit = token, but no environment says what its turns were worth",
+            given="environment.credit = token, but no environment rewards its turns",
             allowed="environment.function, with the reward environment among rewards",
             fix="Set rewards = [environment], or leave environment.credit out.",
         )
@@ -788,14 +788,14 @@ def _tokens_have_credit(config: RunConfig, algorithm: Algorithm) -> ConfigError 
 
 
 def _changed(config: RunConfig, section: str) -> list[str]:
-    """The settings of a section that are not what they are by default."""
+    """Return the settings of a section that differ from their defaults."""
     part = getattr(config, section)
     fields = type(part).model_fields
     return [f"{section}.{name}" for name, field in fields.items() if getattr(part, name) != field.default]
 
 
 def _alarms_are_used(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
-    """A setting of alarms that is given has something to watch: rewards, a check, evaluations, enough steps."""
+    """A setting of alarms needs something to watch: rewards, a check, evaluations, enough steps."""
     alarms = config.alarms
     given = {name for name, f in type(alarms).model_fields.items() if getattr(alarms, name) != f.default}
     given = given - {"enabled"} if alarms.enabled else set()

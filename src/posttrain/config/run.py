@@ -1,4 +1,4 @@
-"""The settings of a run: all sections in one model, what each setting is called, and the models that it names."""
+"""The settings of a run: all sections in one model, the names of the settings, and the models that they name."""
 
 from __future__ import annotations
 
@@ -37,87 +37,87 @@ from posttrain.config.sections import (
 from posttrain.config.values import Part, PathText, Text, as_list, as_whole, split_form
 
 REWARD_MODEL = "reward_model"
-"""The section, the folder inside of the run's, and what an entry of rewards or check calls the model."""
+"""Name of the section, of the folder inside the run's folder, and of the model in an entry of rewards or check."""
 
 S = TypeVar("S", bound=Scorer)
 
 
 class RunConfig(Part):
-    """Everything that a run depends on."""
+    """All settings of a run."""
 
     model: ModelConfig = Field(examples=["Qwen/Qwen3-0.6B"])
     """The model that is trained."""
     lora: LoRAConfig | None = None
-    """Train low-rank adapters; null trains all weights."""
+    """Low-rank adapters to train. null: all weights are trained."""
     reference: ReferenceConfig | None = None
-    """The model that the policy is held to, for an algorithm that has one. null is the model that the run starts with;
-    with lora, or on given answers, this needs no second copy."""
+    """Reference model, for an algorithm that keeps the policy close to one. null: the initial model of the run. With
+    lora, or on given answers, it needs no second copy."""
     teacher: TeacherConfig | None = None
     """The teacher, for an algorithm that learns from one (distillation)."""
     critic: CriticConfig | None = None
-    """The critic, for an algorithm that has one (ppo); null is a critic with default settings."""
+    """The critic, for an algorithm that has one (ppo). null: a critic with default settings."""
     algorithm: AlgorithmConfig = Field(examples=["grpo"])
     """The algorithm and its settings."""
     data: DataConfig = Field(examples=[{"train": "train.jsonl"}])
     """The prompts or examples."""
     rewards: list[RewardConfig] = []
-    """Training maximises the weighted sum of these. An entry that is a string stands for `{name: string}`, or for
+    """Rewards, whose weighted sum training maximises. An entry that is a string stands for `{name: string}`, or for
     `{function: string}` if it has a dot: `[math, my_rewards.py:brevity]`."""
     check: list[CheckConfig] = []
-    """An independent check. It scores held-out answers and a sample of the answers that the rewards accept (see
-    alarms). Training never sees its scores."""
+    """Independent checks. They score held-out answers and a sample of the answers that the rewards accept (see alarms).
+    Training never sees their scores."""
     reward_model: dict[str, JsonValue] | None = None
     """A reward model to train first, on preference pairs: the settings of a separate run (at least data and train), in
     the folder reward_model of this run. By default its algorithm is reward_model, and it takes the model and the seed
     of this run. An entry `{model: reward_model}` of rewards or check scores with it."""
     environment: EnvironmentConfig = EnvironmentConfig()
-    """What answers the policy's turns, so that a completion may have several turns."""
+    """Environment that answers the policy's turns, so that a completion may have several turns."""
     tools: Annotated[list[Text], BeforeValidator(as_list)] = []
-    """Functions that the policy may call, `path/to/file.py:function` or `package.module.function`, or names of those
-    that are built in: calculator, python (a program in the sandbox), search:FOLDER (full-text search)."""
+    """Functions that the policy may call, `path/to/file.py:function` or `package.module.function`, or names of built-in
+    tools: calculator, python (a program in the sandbox), search:FOLDER (full-text search)."""
     agent: AgentConfig = AgentConfig()
-    """A program that asks for the policy's turns over an OpenAI-compatible endpoint, in place of an environment and
+    """Program that requests the policy's turns from an OpenAI-compatible endpoint, instead of an environment and
     tools."""
     sampling: SamplingConfig = SamplingConfig()
-    """How completions are drawn."""
+    """Sampling of completions in training."""
     rollout: RolloutConfig = RolloutConfig()
-    """Where completions are sampled: in this process, or beside it."""
+    """Engines that sample completions: the trainer's process, or other processes."""
     cluster: ClusterConfig | None = None
-    """A Ray cluster (`cluster: ray`) for engines, reward workers and, with `train.devices` above 1, the ranks of the
-    trainer; null: they are processes of this machine."""
+    """Ray cluster (`cluster: ray`) for engines, reward workers and, with `train.devices` above 1, the ranks of the
+    trainer. null: they are processes of this machine."""
     sampled_pairs: SampledPairsConfig | None = None
-    """For algorithms that learn from pairs: answer the prompts of data.train with the model that the run starts with,
-    order the answers by rewards, and train on the pairs (pairs.jsonl in the run's folder). One round of iterative DPO;
-    a pipeline repeats it. data.train may list pairs.jsonl of earlier rounds beside the prompts, to keep their pairs."""
+    """For algorithms that learn from pairs: sample answers to the prompts of data.train with the initial model, order
+    them by rewards, and train on the pairs (pairs.jsonl in the run's folder). This is one round of iterative DPO; a
+    pipeline repeats it. To keep the pairs of earlier rounds, list their pairs.jsonl in data.train as well."""
     train: TrainConfig = Field(examples=[{"steps": 200}])
     """The optimizer and the size of a step."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Held-out evaluation."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """When to save."""
+    """Checkpoints: when to save, and how many to keep."""
     guards: GuardConfig = GuardConfig()
-    """When to stop."""
+    """Limits at which the run stops."""
     alarms: AlarmConfig = AlarmConfig()
-    """What to watch, to notice a reward that is gamed."""
+    """Alarms for reward hacking."""
     output: PathText | None = None
-    """Folder of the run, or a URL (s3://bucket/run, gs://, az://, file:///) to which its files are carried while it
-    trains; docs/storage.md. null: the first free runs/<model>-<algorithm>-<n>."""
+    """Folder of the run, or a URL (s3://bucket/run, gs://, az://, file:///) to which its files are copied during
+    training; see docs/storage.md. null: the first free runs/<model>-<algorithm>-<n>."""
     seed: Annotated[int, Field(ge=0, le=2**63 - 1), BeforeValidator(as_whole)] = 0
     """Seed of all randomness in the run."""
     report: bool = True
     """Write report.html."""
     report_to: Annotated[list[Literal["tensorboard", "trackio", "wandb"]], BeforeValidator(as_list)] = []
-    """Trackers that receive the run's metrics while it runs; each has its own process. `posttrain track` sends a run
-    afterwards. The run folder is written in any case."""
+    """Trackers that receive the run's metrics during the run; each has its own process. `posttrain track` sends a run
+    afterwards. The run folder is always written."""
 
     @property
     def has_turns(self) -> bool:
-        """May a completion have several?"""
+        """True if a completion may have several turns."""
         return self.environment.function is not None or bool(self.tools) or self.agent.is_given
 
     @property
     def most_drawn(self) -> tuple[int, str]:
-        """Tokens that a completion may have, or a turn that is credited by itself, and the settings that say so."""
+        """Maximum number of tokens of a completion, or of a turn with its own credit, and the limiting settings."""
         sampling, each = self.sampling, "sampling.max_completion_length"
         if not self.has_turns or self.environment.credit == "turn":
             return sampling.max_completion_length, each
@@ -128,8 +128,8 @@ class RunConfig(Part):
 
     @property
     def longest_completion(self) -> int:
-        """Tokens that may stand behind a prompt, if the model's context has room for them. Of several turns without
-        max_trajectory_length, what the policy alone can draw: how long answers of tools are, nobody knows."""
+        """Maximum number of tokens after a prompt, if the model's context has room for them. With several turns and no
+        max_trajectory_length, only the policy's tokens count: the length of tools' answers is unknown."""
         sampling = self.sampling
         if not self.has_turns:
             return sampling.max_completion_length
@@ -137,12 +137,12 @@ class RunConfig(Part):
 
     @property
     def has_dropout(self) -> bool:
-        """Do adapters in training drop inputs?"""
+        """True if adapters use dropout in training."""
         return self.lora is not None and self.lora.dropout > 0
 
     def samples_exactly(self, precision: str) -> bool:
-        """Does the sampler compute what the trainer computes, with the newest weights? Else `correction: auto` is one
-        that corrects."""
+        """True if the sampler computes exactly as the trainer does, with the newest weights. Otherwise `correction:
+        auto` applies a correction."""
         train, local = self.train, self.rollout.engine == "local"
         fresh = train.publish_every == 1 and train.max_staleness == 0 and train.lead == 0
         return precision == "float32" and fresh and local
@@ -150,17 +150,17 @@ class RunConfig(Part):
 
 @functools.cache
 def walker() -> Walker:
-    """The JSON schema of the settings, those of the algorithms left out."""
+    """Return the JSON schema of the settings, without those of the algorithms."""
     return Walker(RunConfig.model_json_schema())
 
 
 def describe_fields() -> tuple[FieldDoc, ...]:
-    """Every setting: path, type, default and documentation. Settings of the algorithms are in `posttrain explain`."""
+    """Return path, type, default and text of every setting. `posttrain explain` has the algorithms' settings."""
     return walker().fields
 
 
 def setting_names(algorithm: str | None = None) -> list[str]:
-    """The dotted paths of all settings, positions in lists left out; with those of one algorithm, or of all."""
+    """Return the dotted paths of all settings, without list positions, including those of one algorithm or of all."""
     own = ["preset", *(doc.path.replace(".N", "") for doc in describe_fields())]
     names = [key for key, _ in ALGORITHMS.that_load()] if algorithm is None else [algorithm]
     of_algorithms = [doc.path for name in names for doc in walker_of(name).fields]
@@ -171,7 +171,7 @@ Part.setting_names = staticmethod(setting_names)
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON schema of a configuration file, for editors: every algorithm with its own settings, and the presets."""
+    """Return the JSON schema of a configuration file, for editors, with each algorithm's settings and the presets."""
     schema = copy.deepcopy(dict(walker().root))
     definitions = schema["$defs"]
     choices: list[dict[str, Any]] = [{"enum": list(ALGORITHMS)}]
@@ -199,8 +199,8 @@ def json_schema() -> dict[str, Any]:
 
 
 def models_named(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(dotted setting, folder or name): not what stands behind an endpoint, what the section `reward_model` trains, and
-    the policy that judges itself."""
+    """Yield (dotted setting, folder or name) of each model to load, except models behind an endpoint, the model that
+    the section `reward_model` trains, and a policy that judges itself."""
     yield "model.path", config.model.path
     for name in ("reference", "teacher", "critic"):
         section = getattr(config, name)
@@ -214,7 +214,7 @@ def models_named(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def functions_named(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(dotted setting, function or class) of all code of the user's: of rewards, checks, the environment, tools and the
+    """Yield (dotted setting, function or class) of all user code: rewards, checks, the environment, tools and the
     agent."""
     for name in ("rewards", "check"):
         for place, entry in enumerate(getattr(config, name)):
@@ -244,7 +244,7 @@ def _is_trained_first(path: str, config: RunConfig) -> bool:
 
 
 def uses_of_reward_model(config: RunConfig) -> list[str]:
-    """The entries that score with the model of the section, as `rewards.0`."""
+    """Return the entries that score with the model of the section reward_model, for example `rewards.0`."""
     return [
         f"{section}.{place}"
         for section, entries in (("rewards", config.rewards), ("check", config.check))
@@ -254,6 +254,6 @@ def uses_of_reward_model(config: RunConfig) -> list[str]:
 
 
 def in_folder(entries: Sequence[S], folder: Path) -> list[S]:
-    """The entries, with the model of the section as the folder in which the run trained it."""
+    """Return the entries, with reward_model replaced by the folder in which the run trained it."""
     trained: dict[str, Any] = {"model": str(folder / REWARD_MODEL)}
     return [entry.model_copy(update=trained) if entry.model == REWARD_MODEL else entry for entry in entries]

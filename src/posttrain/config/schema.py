@@ -27,18 +27,18 @@ SHOWN_PROBLEMS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """One mistake, at one place."""
+    """One mistake in the configuration."""
 
     path: Steps
     given: str
     allowed: str = ""
     fix: str = ""
     meant: str = ""
-    """For an unknown key: the key of ours that was probably meant."""
+    """For an unknown key: our key that was probably meant."""
     missing: bool = False
-    """Nothing was given at all."""
+    """True if nothing was given."""
     example: Any = None
-    """A value that may stand there."""
+    """Example of an allowed value."""
     place: str = ""
     """The line of a file, or the argument, that gave the value."""
 
@@ -64,13 +64,13 @@ class Problems(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class FieldDoc:
-    """One setting, as it stands in the reference and in --help."""
+    """One setting, as documented in the reference and in --help."""
 
     path: str
-    """Dotted; N stands for the position in a list."""
+    """Dotted path; N stands for the position in a list."""
     type: str
     default: Any
-    """None also where the setting is required."""
+    """Default value; None also if the setting is required."""
     required: bool
     doc: str
 
@@ -100,7 +100,7 @@ class Walker:
         return {} if isinstance(step, str) and self.is_free(node) else None
 
     def is_free(self, node: Schema) -> bool:
-        """May a user choose the keys here?"""
+        """Return true if users choose the keys at this node."""
         return any(v.get("additionalProperties", False) and not v.get("properties") for v in self.variants(node))
 
     def clean(self, location: Iterable[str | int]) -> tuple[Steps, Schema]:
@@ -113,7 +113,7 @@ class Walker:
         return tuple(path), node
 
     def describe(self, node: Schema) -> str:
-        """What may stand here, in words.
+        """Return the allowed values of a node, in words.
 
         >>> Walker({}).describe({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "null"}]})
         'an integer of at least 1 or null'
@@ -247,7 +247,7 @@ def _refused(path: Steps, cause: ConfigError) -> Problem:
 
 
 def missing(path: Steps, node: Schema, walker: Walker) -> Problem:
-    """A required setting that nobody gave."""
+    """Return the problem of a required setting that is missing."""
     example = node.get("examples", [None])[0]
     fix = f"Set {dotted(path)} = {show(example)}, for example." if example is not None else f"Set {dotted(path)}."
     given = f"{dotted(path)} is missing"

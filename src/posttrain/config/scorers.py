@@ -1,6 +1,6 @@
-"""The sections that say what scores answers: rewards, checks, and language models that judge.
+"""The sections of what scores answers: rewards, checks, and language models that judge.
 
-Which gates of rewards lead nowhere. `rewards/gates.py` says what a gate does.
+`wrong_gate` finds gates of rewards that lead nowhere; `rewards/gates.py` explains gates.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from posttrain.errors import ConfigError
 
 
 def wrong_gate(gates: Mapping[str, str | None]) -> ConfigError | None:
-    """Errors in the gates: one that names no reward, or a cycle. `gates`: label -> label of its gate.
+    """Return the first error in the gates: a gate that names no reward, or a cycle. `gates`: label -> gate's label.
 
     >>> wrong_gate({"math": None, "format": "math"})
     >>> wrong_gate({"a": "b", "b": "a"}).given
@@ -63,54 +63,56 @@ class JudgeConfig(Part):
     """A language model that judges answers: behind an endpoint, from a folder, or the policy itself."""
 
     model: PathText = Field(examples=["policy"])
-    """With url, what the endpoint calls it. Without, a model folder that is loaded here, or `policy`: the model that is
-    trained, as it is at that moment."""
+    """With url, the model's name at the endpoint. Without url, a model folder that is loaded here, or `policy`: the
+    trained model with its current weights."""
     url: Text | None = None
-    """Base of an OpenAI-compatible endpoint, for example http://localhost:8000/v1. null: the model runs here."""
+    """Base URL of an OpenAI-compatible endpoint, for example http://localhost:8000/v1. null: the model runs here."""
     api_key_env: Text | None = None
-    """Name of the environment variable that holds the endpoint's key. The key itself belongs into no file."""
+    """Name of the environment variable that holds the endpoint's key. Never write the key itself into a file."""
     mode: Literal["pairwise", "score", "reference"] = "pairwise"
-    """pairwise: each answer against the others of its group, in both orders: 1, 1/2 for a tie, 0, and their mean.
-    score: points from 0 to 5, over 5. reference: 1 when it means the same as a column of the row, else 0."""
+    """Kind of judgement. pairwise: compare each answer with the others of its group, in both orders; the score is the
+    mean of 1 for a win, 1/2 for a tie and 0. score: grade from 0 to 5, divided by 5. reference: 1 if the answer means
+    the same as a column of the row, else 0."""
     against: Text | None = None
-    """Column that answers are compared with. null: in mode reference `answer`, in mode pairwise the rest of the
+    """Column with which answers are compared. null: in mode reference `answer`, in mode pairwise the rest of the
     group."""
     rubric: Text | None = None
-    """What makes an answer good, in place of the built-in text."""
+    """Criteria of a good answer, which replace the built-in text."""
     template: PathText | None = None
-    """Text file with the whole question, in place of the built-in one; its fields are those of the mode: {prompt} and
+    """Text file with the whole question, which replaces the built-in one. Its fields depend on the mode: {prompt} and
     {first}, {second}, or {completion}, or {completion}, {reference}; and {rubric}."""
     strip_reasoning: bool = True
-    """Judge only what follows the last </think> of an answer."""
+    """Judge only the text after the last </think> of an answer."""
     max_comparisons: Count | None = None
-    """Most comparisons in one group, spread evenly; each answer still takes part in one. null: all pairs."""
+    """Maximum number of comparisons in one group, spread evenly. Each answer takes part in at least one. null: all
+    pairs."""
     samples: Count = 1
-    """Judgements of each answer in mode score, whose mean counts; more than 1 need a temperature."""
+    """Number of judgements of each answer in mode score; their mean is the score. More than 1 need a temperature."""
     temperature: NonNegative = 0.0
-    """Of the judge. 0 is greedy."""
+    """Sampling temperature of the judge. 0 is greedy."""
     top_p: Annotated[float, Field(gt=0, le=1), BeforeValidator(as_number)] = 1.0
-    """Of the judge, with a temperature above 0. 1 is off."""
+    """top_p of the judge, with a temperature above 0. 1: no limit."""
     max_tokens: Count = 1024
-    """Tokens that a reply may have; the verdict stands at its end."""
+    """Maximum number of tokens of a reply. The verdict is at its end."""
     concurrency: Count = 8
-    """Requests at the same time; of a model that runs here, questions that are decoded together."""
+    """Number of simultaneous requests; for a model that runs here, number of questions that are decoded together."""
     timeout: Positive = 60.0
-    """Seconds for one request to the endpoint."""
+    """Time limit of one request to the endpoint, in seconds."""
     deadline: Positive = 600.0
-    """Seconds for the requests that are asked together, those of the answers that have arrived; what is open then is
-    unscored."""
+    """Time limit of the requests of one call, which are those of the answers that have arrived, in seconds. Answers
+    whose requests are open then are unscored."""
     retries: Natural = 4
-    """How often a request is repeated after a lost connection, a time-out, 429 or 5xx; the pauses grow, or are what the
-    endpoint asks for."""
+    """Maximum number of retries of a request after a lost connection, a time-out, 429 or 5xx. The pauses grow, or
+    follow the endpoint's request."""
     max_calls: Count | None = None
-    """Budget of the run in requests. When it is spent, answers are unscored."""
+    """Budget of the run in requests. When it is spent, answers are unscored. null: no limit."""
     max_total_tokens: Count | None = None
-    """Budget of the run in tokens, questions and replies together."""
+    """Budget of the run in tokens, for questions and replies together. null: no limit."""
     cache: bool | PathText = True
-    """Keep replies on disk and ask nothing twice: in this folder; true: in POSTTRAIN_CACHE, or else in the user's cache
-    folder. What the policy said is never kept."""
+    """Folder in which replies are cached, so that no question is asked twice. true: in POSTTRAIN_CACHE, or else in the
+    user's cache folder. Replies of the policy are never cached."""
     request: dict[str, JsonValue] = {}
-    """Further fields of the request to the endpoint; null leaves one of the usual fields out."""
+    """Additional fields of the request to the endpoint; null removes one of the usual fields."""
 
     @model_validator(mode="after")
     def _settings_do_something(self) -> Self:
@@ -139,13 +141,13 @@ class JudgeConfig(Part):
         if self.temperature == 0 and (self.samples > 1 or self.top_p < 1):
             name = "samples" if self.samples > 1 else "top_p"
             raise ConfigError(
-                given=f"judge.{name} = {getattr(self, name)} at judge.temperature = 0, where all replies are the same",
+                given=f"judge.{name} = {getattr(self, name)} at judge.temperature = 0: all replies would be the same",
                 allowed="a temperature above 0",
                 fix=f"Set judge.temperature = 0.7, or remove judge.{name}.",
             )
         if self.url is None and self.model == "policy" and isinstance(self.cache, str):
             raise ConfigError(
-                given=f"judge.cache = {self.cache!r}, but what the policy says changes with its weights and is lost",
+                given=f"judge.cache = {self.cache!r}, but the policy's replies change with its weights and are lost",
                 allowed="judge.cache for an endpoint or a model folder",
                 fix="Remove judge.cache.",
             )
@@ -154,7 +156,7 @@ class JudgeConfig(Part):
     @model_validator(mode="after")
     def _holds_no_secret(self) -> Self:
         if self.api_key_env is not None and not re.fullmatch("[A-Z_][A-Z0-9_]*", self.api_key_env):
-            raise ConfigError(  # which must not show what was given: it may be the key
+            raise ConfigError(  # the message must not show the given value: it may be the key
                 given="judge.api_key_env is not the name of an environment variable",
                 allowed="capital letters, digits and underscores",
                 fix="Put the key into a variable (export JUDGE_API_KEY=...) and set judge.api_key_env = JUDGE_API_KEY.",
@@ -169,12 +171,12 @@ class JudgeConfig(Part):
 
     @property
     def column(self) -> str | None:
-        """The column that answers are compared with."""
+        """Name of the column with which answers are compared."""
         return self.against or ("answer" if self.mode == "reference" else None)
 
     @property
     def compares_groups(self) -> bool:
-        """Is an answer judged by the others to the same prompt alone?"""
+        """True if an answer is compared only with the other answers to the same prompt."""
         return self.mode == "pairwise" and self.against is None
 
 
@@ -186,21 +188,21 @@ class Scorer(Part):
     a name, or for a function if it has a dot."""
 
     name: Text | None = None
-    """A built-in, such as math, code, exact_match or format (docs/rewards.md has all), or what a package published as
-    entry point (posttrain.rewards)."""
+    """Built-in reward, such as math, code, exact_match or format (docs/rewards.md lists all), or a reward that a
+    package publishes as an entry point (posttrain.rewards)."""
     function: FunctionText = None
-    """Your own: `path/to/file.py:function` or `package.module.function`."""
+    """Your own function: `path/to/file.py:function` or `package.module.function`."""
     model: PathText | None = None
-    """A reward model: its folder, that of the run which trained it, or a name on the Hub; `reward_model` is the one of
-    the section reward_model. It scores here, in batches."""
+    """Reward model: its folder, the folder of the run that trained it, or a name on the Hub; `reward_model` is the
+    model of the section reward_model. It scores here, in batches."""
     judge: JudgeConfig | None = None
     """A language model that compares or grades answers."""
     timeout: Positive = 10.0
-    """Seconds for one call with a whole batch; then it is killed and its completions are unscored, never 0. A model has
-    no limit, and a judge has its own."""
+    """Time limit of one call with a whole batch, in seconds. After it, the call is killed and its completions are
+    unscored, never 0. A reward model has no limit, and a judge has its own."""
     settings: dict[str, JsonValue] = {}
-    """Keyword arguments for the reward; of a model `normalize: true`, to have scores of mean 0 and standard deviation 1
-    on its own held-out answers. Secrets do not belong here: read them from the environment."""
+    """Keyword arguments for the reward. For a model, `normalize: true` gives scores mean 0 and standard deviation 1 on
+    its own held-out answers. Do not put secrets here: read them from the environment."""
     label: Text | None = None
     """Name in metrics and tables. null: the name, the function's name, reward_model, or judge."""
 
@@ -230,7 +232,7 @@ class Scorer(Part):
         strange = [name for name in ("settings", "timeout") if getattr(self, name) != _default(self, name)]
         if self.judge is not None and strange:
             raise ConfigError(
-                given=f"{strange[0]} = {getattr(self, strange[0])} beside a judge, which has settings of its own",
+                given=f"{strange[0]} = {getattr(self, strange[0])} with a judge, which has its own settings",
                 allowed="weight and label",
                 fix="Set judge.timeout." if strange[0] == "timeout" else f"Remove {strange[0]}.",
             )
@@ -238,7 +240,7 @@ class Scorer(Part):
 
     @property
     def metric_name(self) -> str:
-        """The label, or what stands for it: the reward is logged as rewards/<metric_name>/mean."""
+        """The label, or its default. The reward is logged as rewards/<metric_name>/mean."""
         if self.judge is not None:
             return self.label or "judge"
         if self.model is not None:
@@ -251,12 +253,12 @@ def _default(part: Part, name: str) -> Any:
 
 
 class GateConfig(Part):
-    """The score that another reward must reach before this one counts; a bare label stands for a score of 1 or more."""
+    """The score that another reward must reach before this one counts. A bare label stands for a score of 1 or more."""
 
     label: Text = Field(examples=["math"])
-    """Label of the other reward: its name, unless it has a label of its own."""
+    """Label of the other reward, which is its name unless a label is set."""
     at_least: Number = 1.0
-    """The score that it has to reach, before its weight and its own gate."""
+    """Score that the other reward has to reach, before its weight and its own gate."""
 
 
 def _as_gate(given: Any) -> Any:
@@ -269,19 +271,20 @@ class RewardConfig(Scorer):
     weight: Number = 1.0
     """Factor in the sum of the rewards; negative for a penalty."""
     gate: Annotated[GateConfig | None, BeforeValidator(_as_gate)] = None
-    """Counts only where this other reward is reached, and contributes 0 elsewhere: `gate: math`, or
-    `gate: {label: math, at_least: 0.5}`. A function with a parameter `correct` is told instead. null: always counts."""
+    """Another reward that must reach a score for this one to count; otherwise this one contributes 0. `gate: math`, or
+    `gate: {label: math, at_least: 0.5}`. A function with a parameter `correct` gets the result instead. null: it always
+    counts."""
 
 
 class CheckConfig(Scorer):
-    """One independent check, written as a reward is. It has no weight: checks are shown one by one, never summed."""
+    """One independent check, written like a reward. It has no weight: checks are shown one by one and never summed."""
 
     @property
     def weight(self) -> float:
-        """For whoever builds it like a reward."""
+        """Weight for code that builds a check like a reward."""
         return 1.0
 
     @property
     def gate(self) -> None:
-        """Likewise: a check is never summed, so nothing can shut it out."""
+        """Gate for code that builds a check like a reward. A check is never summed, so it has no gate."""
         return

@@ -17,17 +17,17 @@ from posttrain.config.text import number_in, show
 from posttrain.errors import ConfigError
 
 LARGEST, LARGEST_WHOLE = 3.4028234663852886e38, 2**63 - 1
-"""The largest float32 and the largest int64: the types in which everything is computed and saved."""
+"""The largest float32 and the largest int64, the types in which values are computed and saved."""
 
 
 def as_number(value: Any) -> Any:
-    """Readers of YAML 1.1 make the text "1e-6" of 1e-6."""
+    """Return the number in a text, because readers of YAML 1.1 read 1e-6 as the text "1e-6"."""
     number = number_in(value) if isinstance(value, str) else None
     return in_range(value if number is None else number)
 
 
 def in_range(value: Any) -> Any:
-    """The value itself; ConfigError for a number that tensors cannot hold. inf and nan are refused elsewhere."""
+    """Return the value. Raise ConfigError for a number that tensors cannot hold; inf and nan are refused elsewhere."""
     limit = LARGEST_WHOLE if isinstance(value, int) else LARGEST
     if isinstance(value, (int, float)) and limit < abs(value) < math.inf:
         raise ConfigError(
@@ -39,13 +39,13 @@ def in_range(value: Any) -> Any:
 
 
 def as_whole(value: Any) -> Any:
-    """1e4 is how one writes ten thousand steps."""
+    """Return an integer for a whole number such as 1e4."""
     number = as_number(value)
     return in_range(int(number)) if isinstance(number, float) and number.is_integer() else number
 
 
 def as_list(value: Any) -> Any:
-    """One name is a list of one, and `none` an empty one, as in other libraries."""
+    """Return a list: a single name becomes a list of one, and `none` an empty list, as in other libraries."""
     if not isinstance(value, str):
         return value
     return [] if value == "none" else [value]
@@ -56,21 +56,21 @@ def _path(value: Any) -> Any:
 
 
 def _by_place(value: Any) -> Any:
-    """A function is given by where it stands: the folder of a run, which is all that resuming needs, holds no code."""
+    """Refuse a function object: a run is resumed from its folder, which holds the place of a function and no code."""
     if not callable(value):
         return value
     name, place = getattr(value, "__name__", type(value).__name__), place_of(value)
     example = f"rewards.py:{name if name.isidentifier() else 'my_reward'}"
     raise ConfigError(
         given=f"{name} itself, a Python {type(value).__name__}",
-        allowed='where it stands, "path/to/file.py:name" or "package.module.name": a run is resumed from its folder, '
-        "which can hold that alone",
+        allowed='its place, "path/to/file.py:name" or "package.module.name": a run is resumed from its folder, which '
+        "can hold only the place",
         fix=f'Write "{place}".' if place else f'Put it into a file and write "{example}".',
     )
 
 
 def place_of(function: Any) -> str:
-    """`path/of/file.py:name`; "" for what has no such place: in a notebook, the script itself or another function."""
+    """Return `path/of/file.py:name`; "" for a function without one: in a notebook, the script or another function."""
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", "<")
     if code is None or "<" in name or function.__module__ == "__main__" or not os.path.isfile(code.co_filename):
         return ""
@@ -86,11 +86,11 @@ Positive = Annotated[float, Field(gt=0), BeforeValidator(as_number)]
 Share = Annotated[float, Field(ge=0, le=1), BeforeValidator(as_number)]
 BelowOne = Annotated[float, Field(ge=0, lt=1), BeforeValidator(as_number)]
 ENVIRONMENT_FORMS = ("trl", "gymnasium", "verifiers")
-"""Prefixes that may stand before the first colon of `environment.function`: the library whose environment it is."""
+"""Prefixes of `environment.function`, before its first colon: the library of the environment."""
 
 
 def split_form(function: str) -> tuple[str, str]:
-    """The library of an environment and its name there; empty, and all of it, for a class of ours.
+    """Return the library of an environment and its name there; ("", function) for a class with our interface.
 
     >>> split_form("gymnasium:FrozenLake-v1"), split_form("my_env.py:Game")
     (('gymnasium', 'FrozenLake-v1'), ('', 'my_env.py:Game'))
@@ -105,14 +105,14 @@ FunctionText = Annotated[Text | None, BeforeValidator(_by_place)]
 
 
 class Part(BaseModel):
-    """Base of the models: frozen, strict about types, and with errors that help."""
+    """Base of the configuration models: frozen, strict about types, and with errors that state the fix."""
 
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
 
     setting_names: ClassVar[Callable[..., list[str]]] = staticmethod(lambda algorithm=None: [])
-    """Dotted names of all settings, which only the whole of the sections knows: it puts its function here."""
+    """Function that returns the dotted names of all settings. `config.run` sets it, because only it knows them all."""
 
     if not TYPE_CHECKING:  # type checkers keep the keyword arguments that pydantic declares
 

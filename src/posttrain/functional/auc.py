@@ -1,12 +1,12 @@
-"""How well a score tells two classes apart: the probability that a positive scores above a negative, ties 1/2 (AUC).
+"""AUC: the probability that a positive scores above a negative (ties count 1/2), with confidence intervals.
 
-Each positive has its share of negatives below it, and each negative its share of positives above it (the components of
-DeLong, DeLong and Clarke-Pearson 1988). Both sides sample, so the distances of their two intervals from the mean are
-squared and added, limit by limit (Zou and Donner 2008). The two are those of shares, with pseudo-values as in
-`mean_interval` with bounds, and so have a width where the classes are separated completely.
+The component of a positive is the share of negatives below it, that of a negative the share of positives above it
+(DeLong, DeLong and Clarke-Pearson 1988). Both classes are samples, so the distances of their two interval limits from
+the mean are squared and added, separately for each limit (Zou and Donner 2008). The two intervals are intervals of
+shares, with pseudo-values as in `mean_interval` with bounds, so they have a width even if the classes are separable.
 
-Rows that belong together, such as the steps of one answer, are a cluster: their components are added before squares are
-taken, within a side and across both (Obuchowski 1997).
+Rows that belong together, such as the steps of one answer, form a cluster: their components are added before they are
+squared, within a class and across both (Obuchowski 1997).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from posttrain.functional.intervals import Interval, normal_quantile, with_pseud
 Classes = tuple[Sequence[float], Sequence[float]]
 """The scores of the positives and of the negatives."""
 Clusters = tuple[Sequence[int], Sequence[int]]
-"""To which cluster each of them belongs."""
+"""The cluster of each positive and of each negative."""
 Pseudo = list[tuple[float, float]]
 
 
@@ -32,7 +32,7 @@ def auc_interval(
     *,
     clusters: Clusters | None = None,
 ) -> Interval:
-    """Interval of the AUC.
+    """Return the confidence interval of the AUC.
 
     >>> auc_interval([2.0, 3.0], [1.0, 2.0]).mean
     0.875
@@ -45,13 +45,13 @@ def auc_interval(
 def auc_change(
     before: Classes, after: Classes, confidence: float = 0.95, *, clusters: Clusters | None = None
 ) -> Interval:
-    """Interval of AUC after - AUC before for the same (positives, negatives), scored twice.
+    """Return the interval of AUC after - AUC before, for the same positives and negatives, scored twice.
 
-    Of the changes of the components; the pseudo-values are those of `paired_interval`.
+    The interval is computed from the changes of the components, with the pseudo-values of `paired_interval`.
     """
     if [len(scores) for scores in before] != [len(scores) for scores in after]:
         raise ValueError(
-            "different numbers of positives or negatives before and after; they are the same, scored twice"
+            "different numbers of positives or negatives before and after; pass the same ones, scored twice"
         )
     sides = zip(_components(*before), _components(*after), strict=True)
     moved = [[new - old for old, new in zip(*side, strict=True)] for side in sides]
@@ -61,7 +61,7 @@ def auc_change(
 
 
 def _components(positives: Sequence[float], negatives: Sequence[float]) -> list[list[float]]:
-    """Of each positive the share of negatives below it, of each negative the share of positives above it; ties 1/2."""
+    """Return the share of negatives below each positive and the share of positives above each negative; ties 1/2."""
 
     def below(value: float, ordered: Sequence[float]) -> float:
         return (bisect_left(ordered, value) + bisect_right(ordered, value)) / (2 * len(ordered))
@@ -79,7 +79,7 @@ def _both_sides(
     bounds: tuple[float, float],
     confidence: float,
 ) -> Interval:
-    """One estimate, and its interval from those of its two sources of chance and from what they share."""
+    """Combine the intervals of the two classes and their correlation into the interval of one estimate."""
     n = sum(len(side) for side in sides)
     if not n:
         return Interval(math.nan, *bounds, 0)
@@ -102,7 +102,7 @@ def _both_sides(
 
 
 def _sums(side: Sequence[float], owners: Sequence[int]) -> dict[int, float]:
-    """Of each cluster, the distances of its components from the mean of all."""
+    """Return, for each cluster, the sum of the distances of its components from the overall mean."""
     mean, found = math.fsum(side) / len(side), dict.fromkeys(owners, 0.0)
     for value, owner in zip(side, owners, strict=True):
         found[owner] += value - mean
@@ -110,8 +110,8 @@ def _sums(side: Sequence[float], owners: Sequence[int]) -> dict[int, float]:
 
 
 def _effect(side: Sequence[float], owners: Sequence[int], sums: dict[int, float]) -> float:
-    """Squares of the clusters over those of the rows, at least 1. Of rows that do not differ nothing can be said about
-    how alike a cluster is: all that it can be, sum(size^2) / n."""
+    """Return the design effect: squares of the cluster sums / squares of the rows, at least 1. If the rows do not
+    differ, their correlation is unknown, and the result is its upper bound, sum(size^2) / n."""
     mean = math.fsum(side) / len(side)
     alone = math.fsum((value - mean) ** 2 for value in side)
     if alone < 1e-12:
@@ -120,6 +120,6 @@ def _effect(side: Sequence[float], owners: Sequence[int], sums: dict[int, float]
 
 
 def _correlation(x: dict[int, float], y: dict[int, float]) -> float:
-    """Of the two sides over the clusters that have both; 0 where no cluster does."""
+    """Correlation of the two classes over the clusters that have both; 0 if no cluster has."""
     scale = math.sqrt(math.fsum(a**2 for a in x.values()) * math.fsum(b**2 for b in y.values()))
     return math.fsum(a * y[owner] for owner, a in x.items() if owner in y) / scale if scale > 1e-12 else 0.0

@@ -1,8 +1,8 @@
-"""From rewards to advantages: baselines, scales and returns (docs/rules.md).
+"""Functions that turn rewards into advantages: baselines, scales and returns (docs/rules.md).
 
 P prompts, G completions per prompt, B = P * G rows, T tokens.
 
-`scored_PG` is False where no reward could be computed; such an entry takes part in no statistic, and its own value is
+`scored_PG` is False for completions without a reward. Such an entry is left out of all statistics, and its own value is
 meaningless (the caller masks it).
 """
 
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 EQUAL_REWARDS = 1e-8
-"""Rewards of a group that differ by less than this times max(1, |mean|) count as equal (RULE 11)."""
+"""Relative tolerance: rewards of a group that differ by at most this times max(1, |mean|) count as equal (RULE 11)."""
 WHITEN_EPSILON = 1e-8
-"""Added to the variance under the root when tokens are whitened (RULE 19)."""
+"""Constant that is added to the variance under the root when tokens are whitened (RULE 19)."""
 
 
 def group_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ def group_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 
 
 def leave_one_out_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """`[P, G]`: mean over the *other* scored completions of the prompt; the own reward where there is no other."""
+    """`[P, G]`: mean over the *other* scored completions of the prompt; the own reward if there is none."""
     total_P1 = masked(rewards_PG, scored_PG).sum(dim=-1, keepdim=True)
     others_PG = scored_PG.sum(dim=-1, keepdim=True) - scored_PG.int()
     return torch.where(others_PG > 0, (total_P1 - masked(rewards_PG, scored_PG)) / others_PG.clamp(min=1), rewards_PG)
@@ -44,9 +44,9 @@ def batch_mean(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 
 
 def runner_up(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """`[P, G]`: for the best completion of a prompt the second-best reward, for every other its own (arXiv:2503.19595).
+    """`[P, G]`: for a prompt's best completion the second-best reward, else the own reward (arXiv:2503.19595).
 
-    So the best alone differs from it; with a tie at the top, or a single scored completion, none does.
+    So only the best completion differs from its baseline; with a tie at the top, or a single scored one, none does.
     """
     known_PG = rewards_PG.masked_fill(~scored_PG, -torch.inf)
     best_P2 = torch.nn.functional.pad(known_PG, (0, 1), value=-torch.inf).topk(2, dim=-1).values
@@ -57,8 +57,8 @@ def runner_up(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 def length_weighted_mean(rewards_PG: Tensor, scored_PG: Tensor, lengths_PG: Tensor) -> Tensor:
     """`[P, 1]`: sum of length * reward over sum of lengths, of the scored completions (OPO, arXiv:2505.23585).
 
-    The baseline of least variance, if the squared norm of a completion's gradient grows with its length. The plain mean
-    where all scored completions of the prompt are empty.
+    This baseline has the least variance if the squared norm of a completion's gradient grows with its length. If all
+    scored completions of the prompt are empty, it is the plain mean.
     """
     weights_PG = masked(lengths_PG.to(rewards_PG.dtype), scored_PG)
     total_P1 = weights_PG.sum(dim=-1, keepdim=True)
@@ -69,17 +69,17 @@ def length_weighted_mean(rewards_PG: Tensor, scored_PG: Tensor, lengths_PG: Tens
 def optimal_token_baseline(
     returns_BT: Tensor, logprobs_BT: Tensor, squared_probs_BT: Tensor, mask_BT: Tensor, group_size: int
 ) -> Tensor:
-    """`[B, T]`: of each token the baseline with the least variance of the gradient (OTB, arXiv:2602.07078).
+    """`[B, T]`: for each token the baseline with the least variance of the gradient (OTB, arXiv:2602.07078).
 
         w_t = |gradient of log p_t by the logits|^2 = 1 - 2 p_t + sum_v p_v^2
-        W_t = w_1 + ... + w_t                               what the completion has moved the policy by so far
+        W_t = w_1 + ... + w_t                               accumulated gradient norm of the completion up to t
         B_t = sum_i W_it G_it / sum_i W_it                  over the completions of the prompt that have a t-th token
 
-    G_t is the return from token t on; tokens are the trained ones, counted within their completion. 0 where a
-    completion is longer than all others of its prompt: it has nothing to be compared with there.
+    G_t is the return from token t on; t counts the trained tokens of a completion. B_t is 0 if no other completion of
+    the prompt has a t-th token, because there is nothing to compare with.
 
     >>> returns_BT = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
-    >>> p_BT = torch.tensor([[0.5, 0.5], [0.5, 1.0]])  # of two tokens, or of one: sum_v p_v^2 is the same number
+    >>> p_BT = torch.tensor([[0.5, 0.5], [0.5, 1.0]])  # p = 1/2 or 1: sum_v p_v^2 is the same number
     >>> baseline_BT = optimal_token_baseline(returns_BT, p_BT.log(), p_BT, torch.ones(2, 2), group_size=2)
     >>> [round(x, 4) for x in baseline_BT[0].tolist()]  # W = [0.5, 1] of the first, [0.5, 0.5] of the second
     [0.5, 0.6667]
@@ -99,9 +99,9 @@ def optimal_token_baseline(
 
 
 def nonzero_share(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """Scalar: share of the scored completions whose reward is not 0; 1 where there is none, so that it can divide.
+    """Scalar: share of the scored completions whose reward is not 0; 1 if there is none, so that it can be a divisor.
 
-    GPG (arXiv:2504.02546) divides the advantages of a batch by it: rewards of 0 are taken for answers without signal.
+    GPG (arXiv:2504.02546) divides the advantages of a batch by it: it treats rewards of 0 as answers without signal.
     """
     nonzero = (scored_PG & (rewards_PG != 0)).sum().to(rewards_PG.dtype)
     return torch.where(nonzero > 0, nonzero / scored_PG.sum().clamp(min=1), 1.0)
@@ -127,23 +127,23 @@ def group_std(rewards_PG: Tensor, scored_PG: Tensor, *, population: bool = False
 
 
 def reaches(rewards: Tensor, mark: float) -> Tensor:
-    """Bool: is the reward at least `mark`, but for the rounding of a weighted sum in float32? nan is not."""
+    """Bool: True if the reward is at least `mark`, up to the rounding of a weighted sum in float32. False for nan."""
     return rewards >= mark - 1e-6 * max(1.0, abs(mark))
 
 
 def has_signal(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """`[P, 1]` bool: do the scored rewards of the prompt differ at all? (RULE 11)
+    """`[P, 1]` bool: True if the scored rewards of the prompt differ (RULE 11).
 
-    Largest against smallest, not against the mean: the float32 mean of equal numbers is not that number.
+    The largest is compared with the smallest and not with the mean: the float32 mean of equal numbers may differ.
     """
     largest_P1 = rewards_PG.masked_fill(~scored_PG, -torch.inf).amax(dim=-1, keepdim=True)
     smallest_P1 = rewards_PG.masked_fill(~scored_PG, torch.inf).amin(dim=-1, keepdim=True)
     tolerance_P1 = EQUAL_REWARDS * group_mean(rewards_PG, scored_PG).abs().clamp(min=1)
-    return ~(largest_P1 - smallest_P1 <= tolerance_P1)  # nan differs: it must not pass for a group without signal
+    return ~(largest_P1 - smallest_P1 <= tolerance_P1)  # nan differs, so that it is not taken for no signal
 
 
 def center_by_group(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """`[P, G]`: reward minus group mean; exactly 0 in a group of equal rewards, whatever the rounding."""
+    """`[P, G]`: reward minus group mean; exactly 0 in a group of equal rewards, even with rounding."""
     centered_PG = rewards_PG - group_mean(rewards_PG, scored_PG)
     return masked(centered_PG, scored_PG & has_signal(rewards_PG, scored_PG))
 
@@ -154,9 +154,9 @@ def sum_of_normalised(rewards_KPG: Tensor, weights_K: Tensor, scored_PG: Tensor,
         z_k = (R_k - mean(R_k)) / (std(R_k) + epsilon)     over the completions of the prompt that function k applies to
         A   = sum_k w_k z_k / (batch_std(sum_k w_k z_k) + epsilon)                             (arXiv:2601.05242)
 
-    nan in `rewards_KPG` means that the function does not apply: the completion is not in that function's statistics.
-    The mean over the batch needs no subtraction, because each z_k sums to 0 over its group; so a group without signal
-    in any reward has advantages of exactly 0 (RULE 11).
+    nan in `rewards_KPG` means that the function does not apply: its statistics leave out the completion. The mean over
+    the batch is not subtracted, because each z_k sums to 0 over its group. So a group without signal in any reward has
+    advantages of exactly 0 (RULE 11).
     """
     total_PG = torch.zeros_like(rewards_KPG[0])
     for rewards_PG, weight in zip(rewards_KPG, weights_K, strict=True):
@@ -175,7 +175,7 @@ def pass_at_k_advantages(correct_PG: Tensor, scored_PG: Tensor, k: int, *, epsil
         A   = (1 - rho) / (sigma + epsilon)                                                       for a correct answer
         A   = (1 - rho - C(n - c - 1, k - 1) / C(n - 1, k - 1)) / (sigma + epsilon)               for a wrong one
 
-    They sum to 0 over the group, and are exactly 0 where none is correct or every subset holds a correct one. Only
+    They sum to 0 over the group. They are exactly 0 if no answer is correct or if every subset has a correct one. Only
     scored answers are counted; a prompt with fewer than k of them has advantages of 0.
     """
     right_PG = correct_PG & scored_PG
@@ -186,7 +186,7 @@ def pass_at_k_advantages(correct_PG: Tensor, scored_PG: Tensor, k: int, *, epsil
 
 
 def _pass_at_k_pair(n: int, c: int, k: int, epsilon: float) -> tuple[float, float]:
-    """The advantage of a correct and of a wrong answer; counts are integers, so that 0 is exactly 0."""
+    """Return the advantages of a correct and of a wrong answer. Counts are integers, so that 0 is exact."""
     if n < k:
         return 0.0, 0.0
     fail = Fraction(comb(n - c, k), comb(n, k))
@@ -205,19 +205,19 @@ def whiten(
 ) -> Tensor:
     """`[B, T]`: x with standard deviation 1 over the trained tokens of the WHOLE rollout batch, 0 elsewhere (RULE 19).
 
-    `over` tokens: every token counts once, so long completions dominate; `sqrt(variance + 1e-8)` divides. `over`
-    sequences: every completion counts once, with the mean of its tokens; `std + 1e-8` divides.
-    `mean`: "subtract" makes it 0; "restore" adds it back after the division, which scales the deviations alone (rewards
+    `over` = tokens: every token counts once, so long completions dominate; the divisor is `sqrt(variance + 1e-8)`.
+    `over` = sequences: every completion counts once, with the mean of its tokens; the divisor is `std + 1e-8`.
+    `mean`: "subtract" makes it 0; "restore" adds it back after the division, which scales only the deviations (rewards
     of PPO); "keep" divides x itself, so that 0 stays 0.
-    `population` divides the squares by n and holds the variance at 1e-8 or more, as OpenRLHF does, in place of n - 1.
+    `population` divides the squares by n instead of n - 1 and clamps the variance at 1e-8, as OpenRLHF does.
 
-    Where the values do not vary (equal ones, or fewer than two) there is no scale: the result is 0 with "subtract",
+    If the values do not vary (equal values, or fewer than two), there is no scale: the result is 0 with "subtract",
     and x itself otherwise.
 
     >>> whiten(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])).tolist()
     [[-0.7071067690849304, 0.7071067690849304, 0.0]]
     """
-    mask_BT = mask_BT.bool()  # numbers would be taken for the places of rows
+    mask_BT = mask_BT.bool()  # an integer mask would be read as indices
     values_N = x_BT[mask_BT] if over == "tokens" else _mean_of_each_row(x_BT, mask_BT)
     if not _vary(values_N):
         return masked(torch.zeros_like(x_BT) if mean == "subtract" else x_BT, mask_BT)
@@ -227,13 +227,13 @@ def whiten(
 
 
 def _mean_of_each_row(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[N]`: one number per row that has trained tokens."""
+    """`[N]`: the mean of each row that has trained tokens."""
     lengths_B = mask_BT.sum(dim=-1)
     return (masked(x_BT, mask_BT).sum(dim=-1) / lengths_B.clamp(min=1))[lengths_B > 0]
 
 
 def _vary(values_N: Tensor) -> bool:
-    """Do they differ by more than rounding? (RULE 11)"""
+    """Return true if the values differ by more than rounding (RULE 11)."""
     if values_N.numel() < 2:
         return False
     return not values_N.max() - values_N.min() <= EQUAL_REWARDS * values_N.mean().abs().clamp(min=1)  # nan differs
@@ -265,7 +265,7 @@ def return_to_go(rewards_BT: Tensor, mask_BT: Tensor, gamma: float) -> Tensor:
 
 
 def place_on_last_token(rewards_B: Tensor, mask_BT: Tensor, token_rewards_BT: Tensor | None = None) -> Tensor:
-    """`[B, T]`: the reward of a completion on its last trained token, beside the rewards of single tokens; else 0.
+    """`[B, T]`: the reward of a completion on its last trained token, plus the rewards of single tokens; else 0.
 
     >>> mask_BT = torch.tensor([[False, True, True]])
     >>> place_on_last_token(torch.tensor([1.0]), mask_BT, torch.tensor([[9.0, 0.5, 0.25]])).tolist()

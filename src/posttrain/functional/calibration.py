@@ -1,13 +1,13 @@
-"""Whether scores mean what they say: reliability, calibration errors and correlations, with intervals.
+"""Calibration of scores: reliability, calibration errors and correlations, with confidence intervals.
 
-n predictions p of outcomes y, both numbers; of probabilities y is 0 or 1, or the probability that was found.
+n predictions p of outcomes y, both numbers. If p is a probability, y is 0 or 1, or the observed probability.
 
     ECE     sum_bins (n_bin / n) |mean y - mean p|            expected calibration error (Naeini et al. 2015)
     Brier   mean (p - y)^2                                    (Brier 1950)
     RMSE    sqrt(mean (p - y)^2)
 
-The ECE of few predictions is above 0 even if each probability is right, because outcomes scatter: `by_chance` says how
-far. What is drawn comes from a fixed stream, so that the same results give the same interval, always.
+The ECE of few predictions is above 0 even if each probability is right, because outcomes scatter; `by_chance` returns
+the expected ECE in this case. Random draws use a fixed seed, so the same results always give the same interval.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ DRAWS = 4000
 
 
 class ReliabilityBin(NamedTuple):
-    """The predictions that lie close together, and what came of them."""
+    """Predictions of similar size, and their outcomes."""
 
     n: int
     predicted: float
-    """Their mean."""
+    """Mean of the predictions."""
     found: Interval
-    """The mean of the outcomes."""
+    """Mean of the outcomes, with its interval."""
 
 
 def reliability(
@@ -46,10 +46,10 @@ def reliability(
     edges: Sequence[float] | None = None,
     bounds: tuple[float, float] | None = None,
 ) -> list[ReliabilityBin]:
-    """The bins that hold anything, in ascending order.
+    """Return the bins that are not empty, in ascending order.
 
-    Between `edges` (the last one is part of the last bin), or, without edges, of equally many predictions each.
-    `bounds` are those of the outcomes, where they have any.
+    Bins lie between `edges` (the last edge belongs to the last bin). Without edges, each has the same number of
+    predictions. `bounds` are the bounds of the outcomes, if they have any.
     """
     groups: list[list[int]]
     if edges is None:
@@ -70,7 +70,7 @@ def reliability(
 
 
 def even_edges(low: float, high: float, bins: int = BINS) -> list[float]:
-    """The edges of bins of one width.
+    """Return the edges of bins of equal width.
 
     >>> even_edges(0.5, 1.0, 2)
     [0.5, 0.75, 1.0]
@@ -86,13 +86,13 @@ def calibration_error(
     edges: Sequence[float],
     clusters: Sequence[int] | None = None,
 ) -> Interval:
-    """The ECE E; its interval covers the true one at least as often as it says. `clusters` hold what belongs together.
+    """Return the ECE E. Its interval covers the true ECE at least as often as stated. `clusters` group dependent rows.
 
-    Each bin's gap is the true one, c_b, plus chance, d_b, so that
+    Each bin's gap is the true gap c_b plus a chance error d_b, so that
 
         E - sum_b |d_b|  <=  true ECE = sum_b |c_b|  <=  E - sum_b sign(c_b) d_b
 
-    From E upwards it needs the scatter of one sum; downwards all scatter may count, because chance alone makes E
+    The upper limit needs the scatter of one sum. The lower limit counts all scatter, because chance alone makes E
     positive: `low` is 0 as long as chance explains E.
 
     >>> round(calibration_error([0.9, 0.7, 0.1], [1.0, 1.0, 0.0], edges=[0.0, 0.5, 1.0]).mean, 4)
@@ -118,16 +118,16 @@ def by_chance(
     edges: Sequence[float],
     clusters: Sequence[int] | None = None,
 ) -> float:
-    """The mean ECE if every probability were right and outcomes scattered as these do: sqrt(2 / pi) sum_b sd(d_b)."""
+    """The mean ECE if every probability were right and outcomes had this scatter: sqrt(2 / pi) sum_b sd(d_b)."""
     if not predicted:
         return math.nan
     return math.sqrt(2 / math.pi) * float(_scatter(*_misses(predicted, found, edges, clusters)).sum()) / len(predicted)
 
 
 def root_mean_square_error(predicted: Sequence[float], found: Sequence[float], confidence: float = 0.95) -> Interval:
-    """Student's t of the mean square m on the scale of logarithms, where its variance is s^2 / (n m^2), and half of it
-    for the root. Few squares hide how far others lie, so s is at least that of normal errors, sqrt(2) m. Errors with
-    heavier tails are covered less often than stated when there are few (exponential ones 88 % of the time at n = 10).
+    """Return the RMSE with its interval: Student's t for the logarithm of the mean square m, whose variance is
+    s^2 / (n m^2), halved for the root. Few squares underestimate s, so s is at least that of normal errors, sqrt(2) m.
+    With few errors of heavier tails, coverage is below the stated one (for exponential errors 88 % at n = 10).
     """
     squares = [(p - y) ** 2 for p, y in zip(predicted, found, strict=True)]
     mean, low, high, n = mean_interval(squares, confidence)
@@ -139,7 +139,7 @@ def root_mean_square_error(predicted: Sequence[float], found: Sequence[float], c
 
 
 def pearson(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The correlation, with Fisher's interval: atanh(r) has a standard deviation of 1 / sqrt(n - 3).
+    """Return Pearson's correlation, with Fisher's interval: atanh(r) has a standard deviation of 1 / sqrt(n - 3).
 
     >>> round(pearson([1.0, 2.0, 3.0, 4.0], [1.0, 2.0, 3.0, 5.0]).mean, 4)
     0.9827
@@ -149,8 +149,8 @@ def pearson(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) ->
 
 
 def spearman(x: Sequence[float], y: Sequence[float], confidence: float = 0.95) -> Interval:
-    """The correlation of the ranks, ties sharing theirs; the variance of its atanh is (1 + r^2 / 2) / (n - 3) (Bonett
-    and Wright 2000).
+    """Return the correlation of the ranks; ties get the mean of their ranks. The variance of its atanh is
+    (1 + r^2 / 2) / (n - 3) (Bonett and Wright 2000).
 
     >>> round(spearman([1.0, 2.0, 3.0], [1.0, 4.0, 9.0]).mean, 4)
     1.0
@@ -168,8 +168,8 @@ def _fisher(r: float, n: int, factor: float, confidence: float) -> Interval:
 
 
 def _correlation(x: Tensor, y: Tensor) -> float:
-    """NaN where one of them does not vary."""
-    if len(x.unique()) < 2 or len(y.unique()) < 2:  # the mean of equal numbers is rounded: what is left is not always 0
+    """Pearson's correlation; NaN if x or y does not vary."""
+    if len(x.unique()) < 2 or len(y.unique()) < 2:  # the mean of equal numbers is rounded, so x - mean is not always 0
         return math.nan
     x, y = x - x.mean(), y - y.mean()
     scale = float(x.square().sum().sqrt() * y.square().sum().sqrt())
@@ -177,7 +177,7 @@ def _correlation(x: Tensor, y: Tensor) -> float:
 
 
 def _ranks(values: Sequence[float]) -> Tensor:
-    """From 1; equal values share the mean of theirs."""
+    """Ranks from 1; equal values get the mean of their ranks."""
     column = _column(values)
     below, upto = (torch.searchsorted(column.sort().values, column, right=right) for right in (False, True))
     return (below + 1 + upto).double() / 2
@@ -191,10 +191,10 @@ def _bin_of(x: Tensor, edges: Sequence[float]) -> Tensor:
 def _misses(
     predicted: Sequence[float], found: Sequence[float], edges: Sequence[float], clusters: Sequence[int] | None
 ) -> tuple[Tensor, Tensor]:
-    """`[C, K]`: sum of y - p by cluster and bin. `[K]`: the least variance that its sum over the clusters can have.
+    """`[C, K]`: sum of y - p by cluster and bin. `[K]`: lower bound of the variance of its sum over the clusters.
 
-    Of outcomes that are 0 or 1 it is sum p (1 - p): where all were foreseen with near certainty, what did not happen is
-    no evidence of no scatter. Of targets that are shares nothing is known.
+    For outcomes of 0 or 1 the bound is sum p (1 - p): if all predictions are almost certain, observing no misses does
+    not mean that there is no scatter. For targets that are shares no bound is known.
     """
     p, y = _column(predicted), _column(found)
     names = {name: place for place, name in enumerate(dict.fromkeys(clusters or range(len(p))))}
@@ -207,7 +207,7 @@ def _misses(
 
 
 def _scatter(misses_CK: Tensor, least_K: Tensor) -> Tensor:
-    """`[K]`: standard deviations of the sums; what belongs together is added before squares are taken."""
+    """`[K]`: standard deviations of the sums. Rows of a cluster are added before they are squared."""
     return misses_CK.square().sum(dim=0).maximum(least_K).sqrt()
 
 

@@ -1,10 +1,10 @@
-"""Which law leads from the trainer's log-probabilities to those of an engine that says something else of its tokens.
+"""Laws that explain an engine's log-probabilities by the trainer's: a different temperature, or a truncation.
 
     temperature   log_softmax(z / T)[token]                                      T by least squares
     truncation    log_softmax(z / T_run)[token] - log(mass that is kept)         top-k, top-p, min-p
 
-z are the trainer's logits, so that `logprobs_NV`, its log-probabilities at temperature 1, hold all that is needed. N
-tokens, V vocabulary. Both are exact where the engine computes as the trainer does: what is left over then is rounding.
+z are the trainer's logits, so its log-probabilities `logprobs_NV` at temperature 1 are sufficient. N tokens, V
+vocabulary. Both laws are exact if the engine computes as the trainer does: the residual is then rounding.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 COLDEST, HOTTEST, TEMPERATURES = 0.1, 10.0, 61
-"""Temperatures that are tried first, evenly on a logarithmic scale."""
+"""Range and number of the temperatures of the first search, evenly spaced on a logarithmic scale."""
 GOLDEN, REFINED = 0.6180339887498949, 30
-"""Each of so many refinements leaves this share of the interval."""
+"""Share of the interval that each refinement keeps (golden-section search), and the number of refinements."""
 MOST_KEPT = 1024
-"""The largest top-k that is tried."""
+"""Largest top-k that is tried."""
 SHARES = (*(n / 200 for n in range(20, 200)), 0.999)
-"""Values of top-p that are tried, beside those that the numbers suggest."""
+"""Values of top-p that are tried, in addition to values derived from the data."""
 LEAST_SHARES = (*(n / 200 for n in range(1, 101)), 0.001, 0.002)
-"""The same for min-p."""
+"""Values of min-p that are tried, in addition to values derived from the data."""
 SUGGESTED = 64
-"""Values that the numbers suggest, of which so many are tried."""
+"""Largest number of values derived from the data that are tried."""
 BELOW = 1 - 1e-5
-"""A bound that a number lies on, moved to where its rounding does not matter."""
+"""Factor that moves a bound slightly below a number that lies on it, so that rounding does not matter."""
 
 
 class Law(NamedTuple):
-    """A law with its parameter, and what it leaves unexplained."""
+    """A law with its parameter and its residual."""
 
     name: str
     value: float
     residual_N: Tensor
-    """The engine's log-probability minus what the law says, in nats."""
+    """The engine's log-probability minus the prediction of the law, in nats."""
 
     @property
     def rms(self) -> float:
@@ -48,7 +48,7 @@ class Law(NamedTuple):
 
 
 def fit_temperature(logprobs_NV: Tensor, tokens_N: Tensor, engine_N: Tensor) -> Law:
-    """The temperature that explains the engine's numbers best, by least squares.
+    """Return the temperature that fits the engine's numbers best, by least squares.
 
     >>> z_NV = torch.tensor([[2.0, 0.0, -1.0], [0.0, 1.0, 3.0]])
     >>> law = fit_temperature(z_NV.log_softmax(-1), torch.tensor([0, 1]), (z_NV / 0.7).log_softmax(-1)[[0, 1], [0, 1]])
@@ -76,10 +76,10 @@ def fit_temperature(logprobs_NV: Tensor, tokens_N: Tensor, engine_N: Tensor) -> 
 
 
 def fit_truncation(logprobs_NV: Tensor, tokens_N: Tensor, engine_N: Tensor, temperature: float) -> Law:
-    """The truncation that explains the engine's numbers best: `top_k`, `top_p` or `min_p`, drawn at `temperature`.
+    """Return the truncation that fits the engine's numbers best: `top_k`, `top_p` or `min_p`, at `temperature`.
 
-    An engine that draws from the tokens that it keeps says of each `log p - log(mass that is kept)`: never less than
-    the trainer. A token that a truncation would not have kept counts against it as if nothing was explained.
+    An engine that samples from the tokens that it keeps reports `log p - log(mass that is kept)` for each, which is
+    never less than the trainer's number. A token that a truncation would not have kept counts as not explained by it.
 
     >>> z_NV = torch.tensor([[2.0, 1.0, 0.0, -1.0], [0.0, 2.0, 3.0, 1.0]])
     >>> kept = z_NV.masked_fill(z_NV < z_NV.topk(2).values[:, -1:], -torch.inf).log_softmax(-1)
@@ -106,11 +106,11 @@ def fit_truncation(logprobs_NV: Tensor, tokens_N: Tensor, engine_N: Tensor, temp
     for share in _tried(LEAST_SHARES, relative_NV.gather(1, last_N)[:, 0]):
         laws.append(law("min_p", share, (relative_NV >= share).sum(dim=-1)))
     least = min(one.rms for one in laws)
-    return next(one for one in laws if one.rms <= 1.01 * least + 1e-9)  # of equally good ones the roundest
+    return next(one for one in laws if one.rms <= 1.01 * least + 1e-9)  # the roundest of equally good ones
 
 
 def at_temperature(logprobs_NV: Tensor, tokens_N: Tensor, temperature: float) -> Tensor:
-    """`[N]` what the trainer says of the tokens at another temperature than 1."""
+    """`[N]` the trainer's log-probabilities of the tokens at `temperature`."""
     return (logprobs_NV / temperature).log_softmax(dim=-1).gather(1, tokens_N[:, None])[:, 0]
 
 

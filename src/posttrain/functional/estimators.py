@@ -22,7 +22,7 @@ from math import comb
 from typing import Literal
 
 _MAX_SUBSETS = 20_000
-"""Above this many subsets, `ties="first"` draws this many of them instead of visiting all."""
+"""Largest number of subsets that `ties="first"` visits. If there are more, it draws this many of them."""
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
@@ -50,7 +50,7 @@ def pass_hat_k(n: int, c: int, k: int) -> float:
 def differ_at_k(scores: Sequence[Hashable], k: int) -> float:
     """Probability that k answers, drawn without replacement from the n scores, do not all have the same score.
 
-    Only such a group of k teaches an algorithm that compares the answers to one prompt. For scores of 0 and 1 this is
+    An algorithm that compares the answers to one prompt learns only from such a group. For scores of 0 and 1 this is
     pass@k - pass^k. Unbiased for k fresh samples.
 
     >>> differ_at_k([1, 0, 0, 0], 2), differ_at_k([1, 1, 1], 2)
@@ -63,14 +63,14 @@ def differ_at_k(scores: Sequence[Hashable], k: int) -> float:
 
 
 def best_of_k(scores: Sequence[float], k: int) -> float:
-    """Expected highest score of a random subset of k of the n scores.
+    """Expected highest score of a random subset of k out of n scores.
 
     >>> round(best_of_k([0.1, 0.4, 0.4, 0.7, 0.9], 3), 10)
     0.79
     """
     n = len(scores)
     _check_counts(n, 0, k)
-    ways = (comb(i, k - 1) for i in range(n))  # subsets in which the score at place i is the highest
+    ways = (comb(i, k - 1) for i in range(n))  # number of subsets whose highest score has index i
     return math.fsum(score * count / comb(n, k) for score, count in zip(sorted(scores), ways, strict=True))
 
 
@@ -84,13 +84,13 @@ def majority_at_k(
 ) -> float:
     """Expected correctness of the most frequent answer among k of the n answers, drawn without replacement.
 
-    `answers` are normalised already: equal objects are one group. `None` is an answer that could not be read: it forms
-    no group and can never win, but it does use up one of the k places. If the members of one group were judged
-    differently, the group counts with its share of correct members.
+    `answers` must be normalised: equal objects form one group. `None` is an answer that could not be parsed: it forms
+    no group and never wins, but it takes one of the k places. If the members of one group were judged differently, the
+    group counts with its share of correct members.
 
     `ties="fractional"` gives each tied group an equal share and is exact for every n. `ties="first"` gives the whole
-    vote to the tied group that occurs first; it visits every subset up to 20,000 of them and draws as many beyond,
-    without replacement inside a subset, from `seed`.
+    vote to the tied group that occurs first. It visits all subsets if there are at most 20,000. Otherwise it draws
+    20,000 of them with `seed`, without replacement inside a subset.
 
     >>> [round(majority_at_k("AAABBC", [True] * 3 + [False] * 3, k), 10) for k in (1, 3, 5, 6)]
     [0.5, 0.6, 0.75, 1.0]
@@ -108,7 +108,7 @@ def majority_at_k(
 
 
 def vote_totals(answers: Sequence[Hashable | None], weights: Sequence[float]) -> dict[Hashable, float]:
-    """Sum of the weights behind each answer, in order of first occurrence; `None` gets no vote."""
+    """Return the sum of the weights of each answer, in order of first occurrence; `None` gets no vote."""
     votes: dict[Hashable, list[float]] = defaultdict(list)
     for answer, weight in zip(answers, weights, strict=True):
         if answer is not None:
@@ -117,7 +117,7 @@ def vote_totals(answers: Sequence[Hashable | None], weights: Sequence[float]) ->
 
 
 def weighted_vote(answers: Sequence[Hashable | None], weights: Sequence[float]) -> Hashable | None:
-    """The answer with the largest sum of weights; the first one at a tie, None when no answer could be read.
+    """Return the answer with the largest sum of weights; the first one at a tie, None if no answer could be parsed.
 
     >>> weighted_vote("AAABBC", [0.2, 0.3, 0.1, 0.9, 0.4, 0.5])
     'B'
@@ -134,7 +134,7 @@ def best_of_n_kl_bound(n: int) -> float:
 
 
 def powers_of_two(n: int) -> list[int]:
-    """1, 2, 4 ... up to n: the k for which pass@k is reported.
+    """Return 1, 2, 4 ... up to n: the values of k for which pass@k is reported.
 
     >>> powers_of_two(6)
     [1, 2, 4]
@@ -150,7 +150,7 @@ def _check_counts(n: int, c: int, k: int) -> None:
 
 
 def _count_majorities(answers: Sequence[Hashable | None], correct: Sequence[bool], k: int) -> float:
-    """Fractional ties: count, in exact integers, the subsets in which each group wins, alone or tied."""
+    """Majority vote with fractional ties: count in exact integers the subsets in which each group wins or ties."""
     sizes = Counter(answer for answer in answers if answer is not None)
     unread = len(answers) - sizes.total()
     shares: dict[int, Fraction] = defaultdict(Fraction)  # groups of one size win equally often
@@ -167,7 +167,7 @@ def _count_majorities(answers: Sequence[Hashable | None], correct: Sequence[bool
 
 
 def _winning_weight(size: int, others: list[int], unread: int, k: int) -> Fraction:
-    """Subsets of k in which a group of `size` has the most members, each divided by the number of groups that tie."""
+    """Number of subsets of k in which a group of `size` has the most members, each divided by the number of ties."""
     weight = Fraction(0)
     for votes in range(1, min(size, k) + 1):
         rest = k - votes
@@ -179,7 +179,7 @@ def _winning_weight(size: int, others: list[int], unread: int, k: int) -> Fracti
 
 
 def _ways_by_ties(others: list[int], votes: int, rest: int) -> list[list[int]]:
-    """`[t][u]`: choices of u members of the other groups, none above `votes`, exactly t of them at `votes`."""
+    """`[t][u]`: ways to choose u members of the other groups, at most `votes` per group, t groups at `votes`."""
     ways = [[0] * (rest + 1) for _ in range(rest // votes + 1)]
     ways[0][0] = 1
     for size in others:
@@ -194,7 +194,7 @@ def _ways_by_ties(others: list[int], votes: int, rest: int) -> list[list[int]]:
 
 
 def _subsets(n: int, k: int, seed: int) -> Iterator[Sequence[int]]:
-    """All subsets of k of n places, or a fixed draw of them when there are too many; places in ascending order."""
+    """Return all subsets of k of n indices, or a fixed draw if there are too many. Indices ascend."""
     if comb(n, k) <= _MAX_SUBSETS:
         return iter(itertools.combinations(range(n), k))
     generator = random.Random(f"majority {seed} {n} {k}")
@@ -202,7 +202,7 @@ def _subsets(n: int, k: int, seed: int) -> Iterator[Sequence[int]]:
 
 
 def _first_credit(answers: Sequence[Hashable | None], correct: Sequence[bool], subset: Sequence[int]) -> float:
-    """Correct share of the most frequent answer of one subset; the earliest one at a tie."""
+    """Return the correct share of the most frequent answer of one subset; at a tie, of the earliest one."""
     members: dict[Hashable, list[bool]] = {}
     for place in subset:
         if answers[place] is not None:

@@ -1,4 +1,4 @@
-"""Generalised advantage estimation, and the loss of the critic that it learns from. B rows, T tokens.
+"""Generalised advantage estimation, and the loss that trains the critic. B rows, T tokens.
 
 `values_BT[:, t]` is the value of the state *before* token t.
 """
@@ -22,8 +22,8 @@ def gae(
 
         delta_t = r_t + gamma V_t' - V_t          A_t = delta_t + gamma lam A_t'          return_t = A_t + V_t
 
-    t' is the next token *in the mask*: tool output in between neither discounts nor counts (RULE 17). Nothing follows
-    the last token: V = 0, also where the completion was truncated.
+    t' is the next token *in the mask*: tool output in between is skipped and not discounted (RULE 17). After the last
+    token V = 0, even if the completion was truncated.
 
     >>> rewards_BT, values_BT = torch.tensor([[0.0, 0.0, 1.0]]), torch.tensor([[0.5, 0.5, 0.5]])
     >>> advantages_BT, returns_BT = gae(rewards_BT, values_BT, torch.ones(1, 3, dtype=torch.bool), 1.0, 0.0)
@@ -56,11 +56,11 @@ def value_loss(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, val
 
 
 def clipped_values(values_BT: Tensor, old_values_BT: Tensor, value_clip: float) -> Tensor:
-    """`[B, T]`: the values, held within `value_clip` of those from before the update."""
+    """`[B, T]`: the values, clipped to within `value_clip` of the values before the update."""
     return old_values_BT + (values_BT - old_values_BT).clamp(-value_clip, value_clip)
 
 
 def outside_value_clip(values_BT: Tensor, old_values_BT: Tensor, returns_BT: Tensor, value_clip: float) -> Tensor:
-    """Bool: where the clipped branch of `value_loss` is the larger one, so that the value has no gradient."""
+    """Bool: True if the clipped branch of `value_loss` is the larger one, so that the value has no gradient."""
     clipped_BT = clipped_values(values_BT, old_values_BT, value_clip)
     return (clipped_BT - returns_BT).square() > (values_BT - returns_BT).square()

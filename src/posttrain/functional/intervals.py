@@ -1,4 +1,4 @@
-"""Confidence intervals for held-out results. Which one, and why:
+"""Confidence intervals for held-out results, with the reason for each choice:
 
 - **One greedy answer per problem** is a proportion: `wilson`. It stays inside [0, 1] and has a width at 0 of n and at
   n of n, where the textbook interval p +- z * se shrinks to a point.
@@ -12,9 +12,9 @@
   intervals, because what makes a problem hard cancels.
 - **A mean over the tokens of all texts** (loss per token, perplexity): the text is the unit, because its tokens belong
   together. `ratio_interval`, of the sum of sums over the sum of lengths.
-- **How well a score tells two classes apart**: see `posttrain.functional.auc`.
+- **The AUC of a score for two classes**: see `posttrain.functional.auc`.
 
-Nothing here is random: the same results give the same interval, always.
+Nothing here is random: the same results always give the same interval.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 
 class Interval(NamedTuple):
-    """A mean over n problems with the limits of its confidence interval; NaN when there was nothing to average."""
+    """A mean over n problems with the limits of its confidence interval; NaN if there was nothing to average."""
 
     mean: float
     low: float
@@ -34,12 +34,12 @@ class Interval(NamedTuple):
     n: int
 
     def overlaps(self, other: Interval) -> bool:
-        """Whether the two share a value. An interval without data overlaps with everything."""
+        """Return true if the two intervals share a value. An interval without data overlaps with every interval."""
         return not (self.low > other.high or other.low > self.high)
 
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
-    """Wilson's score interval (1927) of a proportion: one independent yes or no per problem.
+    """Return Wilson's score interval (1927) of a proportion: one independent yes or no per problem.
 
     >>> interval = wilson(0, 10)
     >>> interval.mean, interval.low, round(interval.high, 4)
@@ -61,10 +61,10 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
 def mean_interval(
     values: Sequence[float], confidence: float = 0.95, *, bounds: tuple[float, float] | None = None
 ) -> Interval:
-    """Interval of a mean over problems, one value per problem.
+    """Return the interval of a mean over problems, one value per problem.
 
-    Without `bounds`: Student's t; infinite limits for a single value, because one problem says nothing about spread.
-    With `bounds`: values known to lie between them, see the head of this file; the interval contains the mean, stays
+    Without `bounds`: Student's t; the limits of a single value are infinite, because one problem says nothing about
+    spread. With `bounds` between which all values lie, see the top of this file: the interval contains the mean, stays
     inside the bounds and never has zero width.
     """
     z, n = normal_quantile(confidence), len(values)
@@ -85,14 +85,14 @@ def paired_interval(
     *,
     bounds: tuple[float, float] | None = None,
 ) -> Interval:
-    """Interval of the mean of `after - before`, problem by problem.
+    """Return the interval of the mean of `after - before`, paired by problem.
 
     Without `bounds`: Student's t of the differences. With `bounds` of the single values (0 and 1 for shares): z^2
     pseudo-pairs, a quarter in each corner of the two-by-two table, so that the width is never zero. (Agresti and Min
-    2005 add two; with one-sided changes, which is what training gives, that covers 88 % where 95 % is stated.)
+    2005 add two. For the one-sided changes that training makes, this covers 88 % instead of the stated 95 %.)
     """
     if len(before) != len(after):
-        raise ValueError(f"{len(before)} values before, {len(after)} after; pairs are of the same problem")
+        raise ValueError(f"{len(before)} values before, {len(after)} after; each problem needs both")
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if bounds is None:
         return _student(differences, confidence)
@@ -113,16 +113,16 @@ def ratio_interval(
     *,
     bounds: tuple[float, float] = (-math.inf, math.inf),
 ) -> Interval:
-    """Interval of sum(numerators) / sum(denominators), one of each per problem: a mean over tokens, clustered by text.
+    """Return the interval of sum(numerators) / sum(denominators), one of each per problem: a mean over tokens, by text.
 
-    Linearised (Cochran 1977, 6.4), with the residuals that each problem has from the ratio of the others (jackknife):
-    (x - R y) / (mean(y) (1 - y / sum(y))). Long texts count for more, so that fewer than n carry the spread:
-    sum(y)^2 / sum(y^2) of them (Kish 1965), less one, are the degrees of freedom of Student's t. With equal
-    denominators this is `mean_interval` of the quotients. `bounds` are those of each quotient: with few texts Student's
-    t reaches beyond what the ratio can be, and is cut there.
+    Linearised (Cochran 1977, 6.4), with the residuals of each problem from the ratio of the others (jackknife):
+    (x - R y) / (mean(y) (1 - y / sum(y))). Long texts count more, so the effective number of texts is below n:
+    sum(y)^2 / sum(y^2) (Kish 1965). This number minus one gives the degrees of freedom of Student's t. With equal
+    denominators this is `mean_interval` of the quotients. `bounds` are the bounds of each quotient: with few texts
+    Student's t reaches beyond the possible ratios, and is cut there.
     """
     if len(numerators) != len(denominators):
-        raise ValueError(f"{len(numerators)} numerators, {len(denominators)} denominators; there is one of each")
+        raise ValueError(f"{len(numerators)} numerators, {len(denominators)} denominators; each problem needs both")
     n, total, quantile = len(numerators), math.fsum(denominators), _two_sided(confidence)
     if n == 0 or total <= 0:
         return Interval(math.nan, *bounds, n)
@@ -138,10 +138,10 @@ def ratio_interval(
 
 
 def student_quantile(probability: float, freedom: int) -> float:
-    """The t with P(T <= t) = probability, for an integer number of degrees of freedom, to about ten digits.
+    """Return the t with P(T <= t) = probability, for an integer number of degrees of freedom, to about ten digits.
 
-    The distribution function is a finite sum for integers (Abramowitz and Stegun 26.7.3 and 26.7.4); beyond 300
-    degrees the Cornish-Fisher expansion (26.7.5) is as good and costs nothing.
+    For integers the distribution function is a finite sum (Abramowitz and Stegun 26.7.3 and 26.7.4). Beyond 300
+    degrees the Cornish-Fisher expansion (26.7.5) is as accurate and costs nothing.
     """
     if not 0 < probability < 1 or freedom < 1:
         raise ValueError(f"probability {probability}, freedom {freedom}; allowed: 0 < probability < 1, freedom >= 1")
@@ -165,10 +165,10 @@ def with_pseudo_values(
     bounds: tuple[float, float],
     effect: float = 1.0,
 ) -> Interval:
-    """Normal interval of values and weighted pseudo-values together, cut at the bounds; the mean is of the values.
+    """Return the normal interval of values and weighted pseudo-values, cut at the bounds. The mean is of the values.
 
-    `effect` is how many times the variance of the mean exceeds that of independent values (the design effect, Kish
-    1965): n values say as much as n / effect independent ones, so that pseudo-values weigh as much more.
+    `effect` is the design effect (Kish 1965): the variance of the mean relative to that of independent values. n values
+    carry as much information as n / effect independent ones, so the weights of pseudo-values are multiplied by it.
     """
     n, total = len(values), len(values) + effect * sum(weight for _, weight in pseudo)
     middle = (math.fsum(values) + effect * sum(value * weight for value, weight in pseudo)) / total

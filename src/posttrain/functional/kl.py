@@ -1,8 +1,9 @@
 """Estimates of KL(policy || reference) from sampled tokens (docs/rules.md). B rows, T tokens.
 
-A good estimate of the value says nothing about the gradient obtained by differentiating it: pathwise, k1 gives zero in
-expectation, k3 the gradient of the *forward* KL, k2 the gradient of KL(policy || reference). The `corrected` forms keep
-the value of their estimator and backpropagate k2, weighted with the importance ratio when the data is off-policy.
+A good estimate of the value says nothing about the gradient obtained by differentiating it. Differentiated, k1 gives
+zero in expectation, k3 the gradient of the *forward* KL, and k2 the gradient of KL(policy || reference). The
+`corrected` forms keep the value of their estimator and backpropagate k2, weighted with the importance ratio if data is
+off-policy.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_K3 = 10.0
-"""The value of k3 is held within this (RULE 14)."""
+"""Upper bound of the value of k3 (RULE 14)."""
 
 
 def k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """delta = log policy - log reference: unbiased under the policy, can be negative."""
+    """delta = log policy - log reference: unbiased under the policy; can be negative."""
     return logprobs_BT - ref_logprobs_BT
 
 
 def k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
-    """delta^2 / 2: never negative, its gradient is that of KL(policy || reference) on-policy."""
+    """delta^2 / 2: never negative; on-policy it has the gradient of KL(policy || reference)."""
     return k1(logprobs_BT, ref_logprobs_BT).square() / 2
 
 
@@ -38,9 +39,9 @@ def k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
 def with_corrected_gradient(
     estimate_BT: Tensor, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor | None
 ) -> Tensor:
-    """The value of `estimate_BT`, the gradient of sg[rho] * k2 = rho * delta: unbiased for KL(policy || reference)."""
+    """The value of `estimate_BT` with the gradient of sg[rho] * k2, which is unbiased for KL(policy || reference)."""
     carrier_BT = token_ratio(logprobs_BT, old_logprobs_BT).detach() * k2(logprobs_BT, ref_logprobs_BT)
-    return estimate_BT.detach() + (carrier_BT - carrier_BT.detach())  # adds exactly 0, also where the carrier is huge
+    return estimate_BT.detach() + (carrier_BT - carrier_BT.detach())  # adds exactly 0, even if the carrier is huge
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
@@ -49,7 +50,7 @@ KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": 
 def kl_estimate(
     estimator: str, logprobs_BT: Tensor, ref_logprobs_BT: Tensor, old_logprobs_BT: Tensor | None = None
 ) -> Tensor:
-    """`[B, T]`: the named estimator; "k3_corrected" and its like keep the value and correct the gradient.
+    """`[B, T]`: the named estimator. A name such as "k3_corrected" keeps the value and corrects the gradient.
 
     >>> import torch
     >>> round(kl_estimate("k3", torch.tensor(-0.5), torch.tensor(-0.6)).item(), 6)
@@ -65,8 +66,8 @@ def kl_estimate(
 def adaptive_kl_coef(coef: float, kl: float, target: float, sequences: int, *, horizon: int = 10_000) -> float:
     """The next KL coefficient: coef * (1 + e * sequences / horizon), e = clip(kl / target - 1, -0.2, 0.2).
 
-    From arXiv:1909.08593, where kl is the mean over sequences of the *sum* over each sequence; a target in another unit
-    is another target. However many sequences there are, one batch changes it by no more than a factor of 2 downwards.
+    From arXiv:1909.08593, where kl is the mean over sequences of the *sum* over each sequence; targets in other units
+    do not carry over. For any number of sequences, one batch lowers the coefficient by at most a factor of 2.
 
     >>> round(adaptive_kl_coef(0.2, kl=9.0, target=6.0, sequences=512), 6)
     0.202048

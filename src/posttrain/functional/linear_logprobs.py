@@ -1,7 +1,7 @@
-"""The linear head of a language model and its log-softmax, forward and backward, a tile of logits at a time.
+"""The linear head of a language model and its log-softmax, forward and backward, one tile of logits at a time.
 
 N positions, D width of the hidden state, V vocabulary; n positions of a chunk, v columns of a tile. `logprobs.py` has
-the definition and says what is kept and why.
+the definition and explains which logits are kept and why.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 LOG_OF_ZERO = -1e4
-"""Stands for the -inf of a token with probability 0, so that `0 * log 0` is 0: exp of it is 0, in float64 too."""
+"""Replacement for the -inf of a token with probability 0, so that `0 * log 0` is 0. Its exp is 0, also in float64."""
 TILE_NUMBERS = 2**20
-"""Logits in a tile: 4 MB, which stay in the caches of a CPU from the product that makes them to those that use them."""
+"""Number of logits in a tile on a CPU: 4 MB, which stay in the caches between the products that make and use them."""
 TILE_NUMBERS_ELSEWHERE = 2**26
-"""The same where starting a kernel costs more than a way to memory: 256 MB."""
+"""Number of logits in a tile on other devices, on which a kernel launch costs more than memory traffic: 256 MB."""
 TILE_COLUMNS = 1024
-"""The fewest columns of a tile: below, the products are too thin."""
+"""Smallest number of columns of a tile. With fewer, the matrix products are inefficient."""
 KEPT_BYTES = 2**28
-"""Logits that are kept for the backward pass; activations of a model take several times as much."""
+"""Bytes of logits that are kept for the backward pass. The activations of a model take several times as much."""
 
 
 class HeadSettings(NamedTuple):
-    """How log-probabilities are computed, beside from what."""
+    """Settings of the computation of log-probabilities."""
 
     temperature: float
     chunk_tokens: int
@@ -37,7 +37,7 @@ class HeadSettings(NamedTuple):
 
 
 class LinearLogprobs(torch.autograd.Function):
-    """Log-probability of each target and, where asked, the entropy; the gradient is in closed form."""
+    """Log-probability of each target and, on request, the entropy, with a closed-form gradient."""
 
     @staticmethod
     def forward(
@@ -108,7 +108,7 @@ class LinearLogprobs(torch.autograd.Function):
 
 
 class _LinearHead:
-    """A linear head whose logits are made in tiles: a chunk of positions by a part of the vocabulary."""
+    """A linear head that computes logits in tiles: a chunk of positions by a part of the vocabulary."""
 
     def __init__(self, weight_VD: Tensor, bias_V: Tensor | None, settings: HeadSettings) -> None:
         self.weight_VD, self.bias_V = weight_VD, bias_V
@@ -116,7 +116,7 @@ class _LinearHead:
         self.wide = torch.promote_types(self.matmul_dtype, torch.float32)
 
     def tiles(self, positions: int) -> Iterator[tuple[_Columns, slice]]:
-        """Columns and positions of each, the columns outside, so that their weights are cast once."""
+        """Yield the columns and positions of each tile. The outer loop is over columns, so weights are cast once."""
         numbers = TILE_NUMBERS if self.weight_VD.device.type == "cpu" else TILE_NUMBERS_ELSEWHERE
         rows = max(1, min(positions, self.chunk_tokens))
         for columns in chunks_of(len(self.weight_VD), max(TILE_COLUMNS, numbers // rows)):
@@ -126,7 +126,7 @@ class _LinearHead:
                 yield _Columns(columns, weight_vD, bias_v), part
 
     def logits(self, product_nv: Tensor, *, overwrite: bool) -> Tensor:
-        """`z / temperature` in float32 or wider, which the caller may overwrite."""
+        """Return `z / temperature` in float32 or wider. The caller may overwrite it."""
         logits_nv = product_nv.to(self.wide, copy=not overwrite)
         return logits_nv if self.temperature == 1.0 else logits_nv.div_(self.temperature)
 
@@ -142,19 +142,19 @@ class _Columns(NamedTuple):
         return F.linear(inputs_nD, self.weight_vD, self.bias_v)
 
     def find(self, targets_n: Tensor) -> tuple[Tensor, Tensor]:
-        """Which targets are among these columns, and in which of them; some column where they are not."""
+        """Return which targets are among these columns, and their column; an arbitrary column for the others."""
         place_n = targets_n - self.columns.start
         is_here_n = (place_n >= 0) & (place_n < len(self.weight_vD))
         return is_here_n, place_n.clamp(0, len(self.weight_vD) - 1)
 
 
 class _OnlineSums:
-    """Sums over the vocabulary of logits z that are seen a tile at a time, m being the largest seen so far.
+    """Sums over the vocabulary of logits z that arrive one tile at a time; m is the largest logit so far.
 
         weights_N = sum_v exp(z_v - m)      moments_N = sum_v exp(z_v - m) (z_v - m)
 
-    When a tile has a larger logit, what was summed before is scaled down to it. Differences to the largest logit keep
-    the entropy exact where logits are large.
+    If a tile has a larger logit, the previous sums are rescaled to it. Differences to the largest logit keep the
+    entropy exact for large logits.
     """
 
     def __init__(self, inputs_ND: Tensor, wide: torch.dtype, with_moments: bool) -> None:
@@ -163,7 +163,7 @@ class _OnlineSums:
         self.moments_N = torch.zeros_like(self.largest_N) if with_moments else None
 
     def add(self, part: slice, logits_nv: Tensor) -> None:
-        """Take in a tile of the positions in `part`; overwrites it."""
+        """Add a tile of the positions in `part` to the sums. Overwrites the tile."""
         largest_n = torch.maximum(self.largest_N[part], logits_nv.amax(dim=-1))
         fall_n = self.largest_N[part] - largest_n
         scale_n, weights_n = fall_n.exp(), self.weights_N[part]
@@ -191,7 +191,7 @@ class _OnlineSums:
 def _weigh_probabilities(
     log_p_nv: Tensor, part: slice, g_N: Tensor, entropy_N: Tensor | None, e_N: Tensor | None
 ) -> Tensor:
-    """`-p (g + e (log p + H))`: the gradient of the logits before the targets are added. Overwrites `log_p_nv`."""
+    """Return `-p (g + e (log p + H))`, the gradient of the logits without the targets' part. Overwrites `log_p_nv`."""
     if entropy_N is None or e_N is None:
         return log_p_nv.exp_().mul_(-g_N[part, None])
     p_nv = log_p_nv.exp()
@@ -200,7 +200,7 @@ def _weigh_probabilities(
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """`total += a @ b`, the sum in the dtype of `total` also where the product is in a narrower one."""
+    """Compute `total += a @ b`, with the sum in the dtype of `total` even if the product has a narrower one."""
     if a.dtype == total.dtype:
         total.addmm_(a, b)
     else:

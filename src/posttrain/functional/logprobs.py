@@ -1,11 +1,10 @@
-"""Log-probabilities of given tokens (docs/rules.md), without ever holding the logits of all positions at once.
+"""Log-probabilities of given tokens (docs/rules.md), without holding the logits of all positions in memory.
 
     logprobs_N = log_softmax(z / temperature)[targets]          z = hidden @ weight.T + bias
     entropy_N  = -sum_v p_v log p_v                             p = softmax(z / temperature), in nats
 
-N positions, D width of the hidden state, V vocabulary. Position n is *scored against* `targets_N[n]`; which position
-predicts which token (the causal shift) is not decided here. Softmax and everything after it is float32 whatever the
-inputs are, float64 when they are float64 (RULE 2).
+N positions, D width of the hidden state, V vocabulary. Position n is *scored against* `targets_N[n]`; the caller
+applies the causal shift. Softmax and all later operations run in float32, or float64 for float64 inputs (RULE 2).
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ def chunked_logprobs(
     with_entropy: bool = False,
     top1_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probability of each target under a linear head, and the entropy of each distribution when asked for.
+    """Return the log-probability of each target under a linear head and, on request, the entropy of each distribution.
 
-    A `top1_N` that is given is filled in place: is the target the most likely token (one of them, in a tie)?
+    `top1_N`, if given, is filled in place: true if the target is the most likely token, or one of them in a tie.
 
-    **Logits are made a tile at a time**, `chunk_tokens` positions by a part of the vocabulary, which is used up while
-    it is in the cache: memory is O(N * D + V * D), in the backward pass too. The largest logit and the sums below it
-    are carried from tile to tile (the online softmax of arXiv:1805.02867).
+    **Logits are computed one tile at a time**, `chunk_tokens` positions by a part of the vocabulary, and are used while
+    the tile is in the cache. Memory is O(N * D + V * D), also in the backward pass. The largest logit and the sums
+    relative to it are carried from tile to tile (the online softmax of arXiv:1805.02867).
 
     **The gradient is in closed form.** With g and e the incoming gradients of log-probability and entropy, that of
-    z / temperature is `g (onehot - p) - e p (log p + H)`. It needs the logits again: the first `KEPT_BYTES` of them
-    stay in the dtype of the product, from which both passes start, and the rest is computed a second time (four
-    products of N x D x V in place of three when the head is trained). The result is the same bit for bit. Computing
-    gradients in the forward pass already would need g and e before they exist. Without gradient nothing is kept.
+    z / temperature is `g (onehot - p) - e p (log p + H)`. It needs the logits again. The first `KEPT_BYTES` of them are
+    kept in the dtype of the product, from which both passes start; the others are computed a second time (four products
+    of N x D x V instead of three if the head is trained). The result is the same bit for bit. Computing gradients in
+    the forward pass would need g and e before they exist. Without gradient no logits are kept.
 
-    The product with `weight_VD` runs in the dtype of an enclosing autocast, as the model's own head would. Only inputs
-    that ask for a gradient get one (a frozen head costs nothing); it is summed over the chunks in float32 or wider.
+    The product with `weight_VD` runs in the dtype of an enclosing autocast, like the model's own head. Only inputs that
+    require a gradient get one (a frozen head costs nothing); it is summed over the chunks in float32 or wider.
 
     >>> hidden_ND, weight_VD = torch.eye(2), torch.tensor([[0.0, 0.0], [0.0, 1.0], [0.0, 2.0]])
     >>> logprobs_N, entropy_N = chunked_logprobs(hidden_ND, weight_VD, None, torch.tensor([0, 2]), with_entropy=True)
@@ -74,10 +73,10 @@ def chunked_head_logprobs(
     with_entropy: bool = False,
     top1_N: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The same for any head: `head([n, D]) -> [n, V]` logits (soft-capped, scaled, with an adapter on it ...).
+    """`chunked_logprobs` for any head `head([n, D]) -> [n, V]` (soft-capped or scaled logits, an adapter ...).
 
-    Each chunk is checkpointed: its logits are dropped after the forward pass and computed again, by autograd, in the
-    backward pass. Slower than `chunked_logprobs`, which knows its gradient; the memory is bounded in the same way.
+    Each chunk is checkpointed: its logits are dropped after the forward pass, and autograd computes them again in the
+    backward pass. It is slower than `chunked_logprobs`, which has a closed-form gradient; memory has the same bound.
     """
     _check(temperature, chunk_tokens)
 

@@ -1,4 +1,4 @@
-"""Which tokens count, and what carries no gradient. B rows, T tokens."""
+"""Masks of tokens, and a decorator for functions without gradient. B rows, T tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 def without_gradient(function: Callable[P, R]) -> Callable[P, R]:
-    """`torch.no_grad` as a decorator that touches nothing of torch before the function is called."""
+    """`torch.no_grad` as a decorator that does not use torch before the function is called."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -27,9 +27,9 @@ def without_gradient(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def until_eos(ids_BT: Tensor, eos_ids: Collection[int]) -> Tensor:
-    """`[B, T]` bool: True up to and including the first EOS of each row, all True without one (RULE 3).
+    """`[B, T]` bool: True up to and including the first EOS of each row; all True for a row without EOS (RULE 3).
 
-    EOS is told by its id, never by `token != pad`: pad and EOS may be the same id.
+    EOS is recognised by its id, never by `token != pad`, because pad and EOS may have the same id.
 
     >>> until_eos(torch.tensor([[5, 2, 2, 7], [5, 6, 7, 8]]), eos_ids={2}).int().tolist()
     [[1, 1, 0, 0], [1, 1, 1, 1]]
@@ -39,7 +39,7 @@ def until_eos(ids_BT: Tensor, eos_ids: Collection[int]) -> Tensor:
 
 
 def last_token(mask_BT: Tensor) -> Tensor:
-    """`[B, T]` bool: True at the last masked-in token of each row; a row without any has none.
+    """`[B, T]` bool: True at the last masked-in token of each row; all False for a row without one.
 
     >>> last_token(torch.tensor([[0, 1, 1, 0], [0, 0, 0, 0]]).bool()).int().tolist()
     [[0, 0, 1, 0], [0, 0, 0, 0]]
@@ -50,5 +50,5 @@ def last_token(mask_BT: Tensor) -> Tensor:
 
 
 def masked(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`x` where the mask is True or 1, else exactly 0; also where x is nan or infinite (`nan * 0` would be nan)."""
+    """`x` where the mask is True or 1, else exactly 0, even if x is nan or infinite there (`nan * 0` would be nan)."""
     return torch.where(mask_BT.bool(), x_BT, torch.zeros((), dtype=x_BT.dtype, device=x_BT.device))

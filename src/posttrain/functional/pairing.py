@@ -1,4 +1,4 @@
-"""Pairs out of groups of scored completions. P prompts, G completions of each, K candidate pairs of each prompt."""
+"""Preference pairs from groups of scored completions. P prompts, G completions and K candidate pairs per prompt."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ if TYPE_CHECKING:
 
 
 class Compared(NamedTuple):
-    """Two completions of each prompt, as places in the group, and whether their scores decide between them."""
+    """K candidate pairs of completions per prompt, as indices into the group, with their ties and decisions."""
 
     chosen_PK: Tensor
     rejected_PK: Tensor
     tied_PK: Tensor
-    """Both have a score, and it is the same one, or they are the same answer."""
+    """True if both completions have a score and the scores are equal or the answers identical."""
     decided_PK: Tensor
-    """Both have a score, and the chosen one is better. Where neither is true, a score is missing."""
+    """True if both completions have a score and the chosen one is better. If neither holds, a score is missing."""
 
 
 def gaps(scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | None = None) -> Tensor:
-    """`[P, G, G]`: by how much the first of two answers is ahead of the second; -inf where they cannot be compared.
+    """`[P, G, G]`: the score of the first answer minus that of the second; -inf if they cannot be compared.
 
-    That is where one is not usable, and where both are the same, word for word: then no label can be right.
+    Two answers cannot be compared if one of them is not usable, or if they are identical: then no label can be right.
 
     >>> gaps(torch.tensor([[2.0, 5.0]]), torch.ones(1, 2, dtype=torch.bool)).tolist()
     [[[-inf, -3.0], [3.0, -inf]]]
@@ -37,9 +37,9 @@ def gaps(scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | None = None) -
 
 
 def best_against_worst(scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """`[P, 1]` and `[P, 1]`: the two different answers with the largest gap; of several the first and the last ones.
+    """`[P, 1]` and `[P, 1]`: the two different answers with the largest gap; at ties the first best and the last worst.
 
-    Where all usable answers are the same, two of those.
+    If all usable answers are identical, return two of them.
 
     >>> best_against_worst(torch.tensor([[2.0, 5.0, 1.0, 5.0]]), torch.ones(1, 4, dtype=torch.bool))
     (tensor([[1]]), tensor([[2]]))
@@ -53,14 +53,14 @@ def best_against_worst(scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | 
 
 
 def every_two(scores_PG: Tensor) -> tuple[Tensor, Tensor]:
-    """`[P, K]` and `[P, K]`, K = G (G - 1) / 2: every two places of the group, the earlier one first."""
+    """`[P, K]` and `[P, K]`, K = G (G - 1) / 2: every pair of indices in the group, the smaller one first."""
     num_prompts, group_size = scores_PG.shape
     first_K, second_K = torch.triu_indices(group_size, group_size, offset=1, device=scores_PG.device)
     return first_K.expand(num_prompts, -1), second_K.expand(num_prompts, -1)
 
 
 def same_answers(input_ids_BT: Tensor, lengths_B: Tensor, group_size: int) -> Tensor:
-    """`[P, G, G]`: which completions of a prompt have the same tokens; rows are padded on the right."""
+    """`[P, G, G]` bool: true if two completions of a prompt have the same tokens. Rows are padded on the right."""
     ids_PGT = input_ids_BT.reshape(-1, group_size, input_ids_BT.shape[1])
     lengths_PG = lengths_B.reshape(-1, group_size)
     same_ids_PGG = (ids_PGT[:, :, None] == ids_PGT[:, None]).all(dim=-1)
@@ -70,10 +70,10 @@ def same_answers(input_ids_BT: Tensor, lengths_B: Tensor, group_size: int) -> Te
 def compared(
     scores_PG: Tensor, usable_PG: Tensor, same_PGG: Tensor | None, first_PK: Tensor, second_PK: Tensor
 ) -> Compared:
-    """The better of each two as the chosen one; at a tie the first of them.
+    """Return the pairs with the better completion of each as the chosen one; at a tie the first.
 
-    `same_PGG` tells which answers of a group are the same, word for word, where that is known: no label can be right
-    for two of those.
+    `same_PGG`, if known, marks identical answers of a group. Two identical answers are a tie, because no label can be
+    right for them.
     """
     ahead_PK = scores_PG.gather(1, first_PK) - scores_PG.gather(1, second_PK)
     usable_PK = usable_PG.gather(1, first_PK) & usable_PG.gather(1, second_PK) & (first_PK != second_PK)

@@ -1,8 +1,8 @@
 """Preference losses as scores, margins and links. N pairs, B rows, T tokens; 2N: chosen side first, then rejected.
 
-score    what an answer is worth to the policy: its log-probability, or the log-ratio to a reference; sum or mean
+score    value of an answer under the policy: its log-probability, or the log-ratio to a reference; sum or mean
 margin   h = beta * (score of the chosen - score of the rejected answer)
-link     a loss per pair made of h; all of them fall as h rises, and none overflows for any finite h
+link     a loss per pair as a function of h; every link falls as h rises, and none overflows for any finite h
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def averaged(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
 
 
 def tail_weighted(x_2NT: Tensor, mask_2NT: Tensor, weight: float) -> Tensor:
-    """`[2, N, T]`: x, times `weight` on trained tokens beyond the first n of an answer, n being the length of the
+    """`[2, N, T]`: x, times `weight` on trained tokens beyond the first n of an answer, where n is the length of the
     shorter answer of its pair (LD-DPO, arXiv:2409.06411)."""
     common_N = mask_2NT.sum(dim=-1).amin(dim=0)
     return torch.where(mask_2NT.cumsum(dim=-1) <= common_N[:, None], x_2NT, weight * x_2NT)
 
 
 def divergence_score(log_ratio: Tensor, divergence: Divergence, alpha: float = 0.5) -> Tensor:
-    """f'(u) at u = exp(log-ratio), up to a constant: what takes the log-ratio's place when a policy is held to its
-    reference by another f-divergence than the reverse KL (arXiv:2309.16240). Exponents are held within ±20 (RULE 16).
+    """f'(u) at u = exp(log-ratio), up to a constant: it replaces the log-ratio if an f-divergence other than the
+    reverse KL keeps a policy near its reference (arXiv:2309.16240). Exponents are clamped to ±20 (RULE 16).
     """
     if divergence == "forward_kl":
         return -torch.expm1(-log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
@@ -75,7 +75,7 @@ def divergence_score(log_ratio: Tensor, divergence: Divergence, alpha: float = 0
 def shaped_reward(average: Tensor, alpha: float) -> Tensor:
     """(1 - p^-alpha) / alpha of a mean log-probability log p; log p itself for alpha = 0 (AlphaPO, arXiv:2501.03884).
 
-    The exponent is held within ±20 (RULE 16).
+    The exponent is clamped to ±20 (RULE 16).
     """
     if alpha == 0:
         return average
@@ -83,7 +83,7 @@ def shaped_reward(average: Tensor, alpha: float) -> Tensor:
 
 
 HIGHEST_LOG_PROB = -1e-7
-"""A mean log-probability above this is an answer that is certain: its odds are held there (RULE 37)."""
+"""Upper bound of a mean log-probability when odds are computed: above it the answer is certain (RULE 37)."""
 
 
 def log1mexp(a: Tensor) -> Tensor:
@@ -93,12 +93,12 @@ def log1mexp(a: Tensor) -> Tensor:
     [-23.025850296020508, -1.9287498933537385e-22]
     """
     near = a > -math.log(2)
-    near_a, far_a = torch.where(near, a, -1.0), torch.where(near, -1.0, a)  # each branch finite, also in its gradient
+    near_a, far_a = torch.where(near, a, -1.0), torch.where(near, -1.0, a)  # each branch and its gradient are finite
     return torch.where(near, torch.log(-torch.expm1(near_a)), torch.log1p(-torch.exp(far_a)))
 
 
 def log_odds(average: Tensor) -> Tensor:
-    """log(p / (1 - p)) of a mean log-probability log p, held at -1e-7, with zero gradient beyond (RULE 37)."""
+    """log(p / (1 - p)) of a mean log-probability log p, clamped at -1e-7 with zero gradient above (RULE 37)."""
     a = average.clamp(max=HIGHEST_LOG_PROB)
     return a - log1mexp(a)
 
@@ -112,9 +112,9 @@ def logistic(h_N: Tensor) -> Tensor:
 
 
 def smoothed(link: Link, h_N: Tensor, label_smoothing: float) -> Tensor:
-    """The expected loss if a label is the wrong way round with this probability: (1 - e) link(h) + e link(-h).
+    """The expected loss if labels are swapped with this probability: (1 - e) link(h) + e link(-h).
 
-    With the logistic link this is cDPO: the least loss is at sigmoid(h) = 1 - e, not at infinity.
+    With the logistic link this is cDPO: the loss is smallest at sigmoid(h) = 1 - e, not at infinity.
     """
     if label_smoothing == 0:
         return link(h_N)
@@ -122,8 +122,8 @@ def smoothed(link: Link, h_N: Tensor, label_smoothing: float) -> Tensor:
 
 
 def unbiased_logistic(h_N: Tensor, label_smoothing: float) -> Tensor:
-    """[(1 - e) -log sigmoid(h) - e -log sigmoid(-h)] / (1 - 2 e): over labels that are wrong with probability e its
-    expectation is the loss on the clean ones; unbounded below (robust DPO, arXiv:2403.00409)."""
+    """[(1 - e) -log sigmoid(h) - e -log sigmoid(-h)] / (1 - 2 e): if labels are wrong with probability e, its
+    expectation is the loss on clean labels. Unbounded below (robust DPO, arXiv:2403.00409)."""
     e = label_smoothing
     return ((1 - e) * logistic(h_N) - e * logistic(-h_N)) / (1 - 2 * e)
 
@@ -135,7 +135,7 @@ def hinge(h_N: Tensor) -> Tensor:
 
 def reverse_cross_entropy(h_N: Tensor, label_smoothing: float) -> Tensor:
     """KL([s(h), s(-h)] || [1 - e, e]), s the sigmoid: the model's preference against the smoothed label (EXO,
-    arXiv:2402.00856). Mode-seeking, where the logistic link is the same KL the other way round."""
+    arXiv:2402.00856). Mode-seeking; the logistic link is the same KL with its arguments exchanged."""
     won_N, lost_N = torch.sigmoid(h_N), torch.sigmoid(-h_N)
     log_won, log_lost = math.log1p(-label_smoothing), math.log(label_smoothing)
     return won_N * (log_sigmoid(h_N) - log_won) + lost_N * (log_sigmoid(-h_N) - log_lost)
@@ -148,12 +148,12 @@ def log_ratio_modulated(h_N: Tensor, tau: float) -> Tensor:
     return torch.sigmoid(-h_N / tau) * logistic(h_N) + weighted_exponential_N
 
 
-# What couples the pairs of a step
+# Coupling of the pairs of a step
 
 
 def matched_by_rank(x_N: Tensor, y_N: Tensor) -> Tensor:
-    """`[N]`: for each x the y of the same rank, smallest to smallest: the optimal transport between the two in one
-    dimension (AOT, arXiv:2406.05882).
+    """`[N]`: for each x the y of the same rank, which is the optimal transport between the two in one dimension (AOT,
+    arXiv:2406.05882).
 
     >>> matched_by_rank(torch.tensor([3.0, 1.0, 2.0]), torch.tensor([10.0, 30.0, 20.0])).tolist()
     [30.0, 10.0, 20.0]

@@ -1,4 +1,4 @@
-"""Importance ratios and what keeps them in bounds (docs/rules.md). B rows, T tokens."""
+"""Importance ratios and their bounds (docs/rules.md). B rows, T tokens."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Log-ratios are held within this before `exp` (RULE 16); outside, the gradient is zero."""
+"""Bound of absolute log-ratios before `exp` (RULE 16). Outside, the gradient is zero."""
 
 
 def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
     """`[B, T]`: log(policy / old policy) per token, clamped to ±20.
 
-    None for the old policy means that the batch is consumed in this one update: the policy is its own old policy, the
-    ratio is 1 in value and carries the plain policy gradient (RULE 6).
+    None for the old policy means that the batch is consumed in this one update. The policy is then its own old policy:
+    the ratio has value 1 and carries the plain policy gradient (RULE 6).
     """
     anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
     return (logprobs_BT - anchor_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
@@ -31,7 +31,7 @@ def token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
 
 
 def sequence_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
-    """`[B, 1]`: l = log(policy / old policy) of a whole completion, for losses that never take its `exp`: no clamp."""
+    """`[B, 1]`: l = log(policy / old policy) of a whole completion, not clamped: for losses that never take `exp`."""
     anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
     return masked(logprobs_BT - anchor_BT, mask_BT).sum(dim=-1, keepdim=True)
 
@@ -54,9 +54,9 @@ def sequence_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT:
 def sequence_token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
     """`[B, T]`: sg[s] * policy / sg[policy] of each token (GSPO-token, arXiv:2507.18071, eq. 14).
 
-    Its value is the ratio s of the whole completion, its gradient s times that of the token's own log-probability.
+    Its value is the ratio s of the whole completion; its gradient is s times that of the token's log-probability.
     """
-    per_token_BT = log_ratio(logprobs_BT, old_logprobs_BT)  # clamped as in s: outside the range no gradient either
+    per_token_BT = log_ratio(logprobs_BT, old_logprobs_BT)  # clamped as in s, with no gradient outside the range
     sequence_B1 = sequence_ratio(logprobs_BT, old_logprobs_BT, mask_BT).detach()
     return sequence_B1 * (per_token_BT - per_token_BT.detach()).exp()
 
@@ -76,17 +76,17 @@ def clipped_surrogate(
 
 
 def stopped_by_clip(ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float) -> Tensor:
-    """Bool: where `clipped_surrogate` has no gradient, because the ratio has left the band in its own direction."""
+    """Bool: True if `clipped_surrogate` has no gradient: the ratio left the band in the direction of the advantage."""
     return ((ratio < 1 - clip_low) & (advantages < 0)) | ((ratio > 1 + clip_high) & (advantages > 0))
 
 
 def off_policy_negatives(
     logprobs_BT: Tensor, sampling_logprobs_BT: Tensor | None, advantages_B1: Tensor, mask_BT: Tensor, bound: float
 ) -> Tensor:
-    """`[B, 1]` bool: a negative advantage, and a mean of log(sampler / policy) above `bound` (arXiv:2512.02556).
+    """`[B, 1]` bool: True for a negative advantage and a mean log(sampler / policy) above `bound` (arXiv:2512.02556).
 
-    Such a completion has become improbable already. A token whose number is missing or infinite counts as 0; None for
-    the sampler means that the policy sampled the completions itself.
+    Such a completion has already become improbable. A token with a missing or infinite log-probability counts as 0.
+    None for the sampler means that the policy itself sampled the completions.
     """
     if sampling_logprobs_BT is None:
         return torch.zeros_like(advantages_B1, dtype=torch.bool)

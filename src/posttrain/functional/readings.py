@@ -1,8 +1,8 @@
-"""Numbers that are read from tensors to be shown: at once from a CPU, all together from a GPU.
+"""Numbers that are read from tensors for metrics: immediately on a CPU, in one copy per update on a GPU.
 
-To read a number from a GPU is to wait for everything that was asked of it before, and while the host waits it asks for
-nothing more. So metrics of a micro-batch hold tensors of one number each where the tensors are on a GPU. They are
-merged there, in float64 like the numbers of a CPU, and read in one copy at the end of an update (train/metrics.py).
+Reading a number from a GPU waits for all work that was queued before, and during the wait the host queues nothing. So
+on a GPU the metrics of a micro-batch hold tensors of one number each. They are merged there, in float64 like the
+numbers on a CPU, and read in one copy at the end of an update (train/metrics.py).
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 
 
 def number(x: Tensor) -> float | Tensor:
-    """The one number in `x`, or where it stands on a GPU."""
+    """Return the number in `x` as a float; on a GPU, return it as a tensor that is read later."""
     return float(x) if x.device.type == "cpu" else x.detach().double()
 
 
 def nothing_in(mask: Tensor) -> bool:
-    """Whether it is known that nothing is masked in. On a GPU nobody waits for the answer: what is then computed from
-    nothing is neutral where metrics are merged."""
+    """Return true if the mask is known to be empty. On a GPU the answer is always false, to avoid a wait: metrics of an
+    empty mask are neutral when they are merged."""
     return mask.device.type == "cpu" and not mask.any()
 
 
 def picked(x: Tensor, mask: Tensor, *, otherwise: float) -> Tensor:
-    """`[n]` what is masked in; on a GPU, where n would be waited for, all of `x` with `otherwise` elsewhere."""
+    """`[n]` values in the mask. On a GPU, to avoid a wait for n: all of `x`, with `otherwise` outside the mask."""
     return x[mask] if x.device.type == "cpu" else torch.where(mask, x, otherwise).flatten()

@@ -1,7 +1,7 @@
-"""From a loss per token to one number (docs/rules.md). B rows, T tokens.
+"""Reductions of a loss per token to one number (docs/rules.md). B rows, T tokens.
 
-The denominator is an argument: it is counted over the WHOLE optimizer step before the first backward (RULE 7), so the
-sum of the micro-batch results does not depend on the split. `x_BT` outside the mask never matters, not even as nan.
+The denominator is an argument: it is counted over the WHOLE optimizer step before the first backward pass (RULE 7), so
+the sum of the micro-batch results does not depend on the split. `x_BT` outside the mask never matters, even if nan.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 
 def split_over_tokens(x_B1: Tensor, logprobs_BT: Tensor, mask_BT: Tensor) -> Tensor:
-    """`[B, T]`: a loss of whole completions told token by token, so that a weight acts on each token's own part.
+    """`[B, T]`: a loss of whole completions, split over tokens so that a weight scales only the token's own part.
 
-    The value of every token is the completion's; its gradient is its own share, |i| * dx/dlogprobs_t, so that the mean
-    over the tokens has exactly the gradient of x. For GSPO's loss this is GSPO-token's (arXiv:2507.18071, eq. 14).
+    Every token has the value of the completion. Its gradient is its own share, |i| * dx/dlogprobs_t, so that the mean
+    over the tokens has exactly the gradient of x. GSPO's loss becomes GSPO-token's (arXiv:2507.18071, eq. 14).
     """
     if not x_B1.requires_grad:
         return x_B1.expand(mask_BT.shape)
@@ -30,12 +30,12 @@ def split_over_tokens(x_B1: Tensor, logprobs_BT: Tensor, mask_BT: Tensor) -> Ten
 
 
 def token_mean(x_BT: Tensor, mask_BT: Tensor, tokens: int) -> Tensor:
-    """A1: every token of the step weighs 1 / tokens."""
+    """A1: mean over all tokens of the step."""
     return masked(x_BT, mask_BT).sum() / max(tokens, 1)
 
 
 def sequence_mean(x_BT: Tensor, mask_BT: Tensor, sequences: int) -> Tensor:
-    """A3: mean over each row's tokens, then over the sequences of the step; a token of a long row weighs less."""
+    """A3: mean over each row's tokens, then over the sequences of the step. A token of a long row has less weight."""
     per_row_B = masked(x_BT, mask_BT).sum(dim=-1) / mask_BT.sum(dim=-1).clamp(min=1)
     return per_row_B.sum() / max(sequences, 1)
 
@@ -51,5 +51,5 @@ def fixed_length_mean(x_BT: Tensor, mask_BT: Tensor, sequences: int, length: int
 
 
 def weighted_sum(x_BT: Tensor, mask_BT: Tensor, weights_B: Tensor) -> Tensor:
-    """Sum over the tokens of each row, times its weight: with 1 / (prompts * tokens of the prompt), A6."""
+    """Sum over the tokens of each row, times the row's weight. With 1 / (prompts * tokens of the prompt) this is A6."""
     return (masked(x_BT, mask_BT).sum(dim=-1) * weights_B.to(x_BT.dtype)).sum()

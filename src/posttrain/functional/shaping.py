@@ -1,7 +1,7 @@
 """Length penalties and bonuses, added to a reward before any statistic is computed over it (RULE 50).
 
-P prompts, G completions per prompt. A length counts the trained tokens of a completion, the closing EOS included, tool
-output not. `scored_PG` is False where no reward could be computed.
+P prompts, G completions per prompt. A length counts the trained tokens of a completion, including the closing EOS but
+not tool output. `scored_PG` is False for completions without a reward.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def soft_overlong(lengths: Tensor, max_length: int, buffer: int) -> Tensor:
-    """DAPO's soft penalty (arXiv:2503.14476, eq. 13): 0 up to `max_length - buffer`, then down to -1 at `max_length`.
+    """DAPO's soft penalty (arXiv:2503.14476, eq. 13): 0 up to `max_length - buffer`, falling to -1 at `max_length`.
 
-    Longer completions have -1 too.
+    Longer completions also have -1.
 
     >>> soft_overlong(torch.tensor([80, 90, 100, 150]), max_length=100, buffer=20).tolist()
     [0.0, -0.5, -1.0, -1.0]
@@ -55,7 +55,7 @@ def budget_penalty(lengths: Tensor, budget: int, penalty: float) -> Tensor:
 
 
 def clip_scores(scores: Tensor, limit: float | None) -> Tensor:
-    """Scores held within ±limit, for a reward model whose scores have no bound; None leaves them as they are."""
+    """Scores clipped to ±limit, for a reward model whose scores have no bound. None leaves them unchanged."""
     return scores if limit is None else scores.clamp(-limit, limit)
 
 

@@ -1,4 +1,4 @@
-"""Scores of single steps: the loss they are learned by, and the one number that stands for a solution.
+"""Scores of single steps: the loss that trains them, and their aggregation into one score of a solution.
 
 S steps of a solution; z are logits, p = sigmoid(z) the probability that a step is right.
 """
@@ -27,9 +27,9 @@ def binary_cross_entropy(z: Tensor, y: Tensor) -> Tensor:
 
 
 def aggregate(probabilities_S: Tensor, how: Aggregate) -> Tensor:
-    """One number for the steps of a solution: the worst step, all of them right, the last one, or their mean.
+    """Return one score for a solution: its worst step, the product of all steps, its last step, or their mean.
 
-    None of them pays for each further step, as a sum would: `prod` and `min` can only fall, the others stay below 1.
+    None of them rewards additional steps, as a sum would: `prod` and `min` can only fall, the others stay at most 1.
 
     >>> import torch
     >>> [round(float(aggregate(torch.tensor([0.5, 0.8, 1.0]), how)), 4) for how in AGGREGATES]

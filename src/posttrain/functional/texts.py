@@ -1,6 +1,6 @@
-"""Statistics of a token sequence, and their relation to its reward. They need no model.
+"""Statistics of token sequences, and of their relation to rewards. They need no model.
 
-P prompts, G completions each; lists, because groups may differ in size.
+P prompts, G completions each. Inputs are lists, because groups may differ in size.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 
 
 def distinct_ngrams(ids: Sequence[Hashable], n: int) -> float:
-    """Different sequences of n tokens / all of them; 1 for what is too short to repeat itself.
+    """Number of distinct n-grams / number of all n-grams; 1 for a sequence that is too short for one.
 
     >>> distinct_ngrams([1, 2, 1, 2, 1, 2], 4)      # 1212, 2121, 1212
     0.6666666666666666
@@ -23,7 +23,7 @@ def distinct_ngrams(ids: Sequence[Hashable], n: int) -> float:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """Ranks from 1; equal values share the mean of their ranks.
+    """Return ranks from 1; equal values get the mean of their ranks.
 
     >>> ranks([5.0, 1.0, 5.0])
     [2.5, 1.0, 2.5]
@@ -44,7 +44,7 @@ def ranks(values: Sequence[float]) -> list[float]:
 def spearman_within(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
     """Rank correlation of pairs (x, y) within groups: ranks are centred in their group, then all groups are pooled.
 
-    A group in which x or y does not vary says nothing and adds nothing; nan where none says anything.
+    A group in which x or y does not vary contributes nothing. The result is nan if no group contributes.
 
     >>> spearman_within([[(0.0, 10.0), (1.0, 20.0)], [(1.0, 5.0), (0.0, 7.0)], [(1.0, 5.0), (1.0, 9.0)]])
     0.0
@@ -62,8 +62,8 @@ def spearman_within(groups: Sequence[Sequence[tuple[float, float]]]) -> float:
 
 
 def shared_share(keys: Sequence[tuple[Hashable, Hashable]]) -> float:
-    """Share of the items that hold the most common text, of pairs (source, text): only texts that come from two
-    sources or more are common. 0 where there is none.
+    """Share of the pairs (source, text) that have the most common text. Only texts from at least two sources count as
+    common. 0 if there is none.
 
     >>> shared_share([("p", "a"), ("p", "a"), ("q", "a"), ("q", "b")])
     0.75

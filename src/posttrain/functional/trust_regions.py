@@ -1,10 +1,10 @@
-"""Trust regions that keep an update near the sampling policy, beside PPO's clip (see `ratios`); docs/rules.md.
+"""Trust regions, other than PPO's clip (see `ratios`), that keep an update near the sampling policy; docs/rules.md.
 
-Each function is one choice of trust region: `[B, T]` (or `[B, 1]`, per completion) in, the same shape out. A weight
-is a constant for the gradient: the loss is -weight * A * logprobs. A gate is differentiated: the loss is -A * gate. A
-selection marks tokens of the whole optimizer step, so it is made once per update from its rows together.
+Each function is one trust region: `[B, T]` (or `[B, 1]`, per completion) in, the same shape out. A weight carries no
+gradient: the loss is -weight * A * logprobs. A gate is differentiated: the loss is -A * gate. A selection marks tokens
+of the whole optimizer step, so it is made once per update from all its rows.
 
-B rows, T tokens; rho = exp(d), d = logprobs - old_logprobs, clamped to ±20 by whoever computed it (RULE 16).
+B rows, T tokens; rho = exp(d), d = logprobs - old_logprobs, which the caller clamps to ±20 (RULE 16).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
 Divergence = Literal["tv", "kl"]
 
 LOWEST_LOG_PRODUCT = math.log(1e-8)
-"""log q of a whole completion is held above this (VESPO); its upper bound is that of every log-ratio."""
+"""Lower bound of log q of a whole completion (VESPO). The upper bound is that of every log-ratio."""
 NO_OTHER_TOKEN = 1e-8
-"""Added to the probability 1 - p of all other tokens before a logarithm, as in verl: p may round to 1."""
+"""Constant added to the probability 1 - p of all other tokens before a logarithm, as in verl: p may round to 1."""
 
 
-# One token or one completion by itself
+# Functions of a single token or completion
 
 
 def weight_clip(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
-    """sg[clip(u, low, high)]: an importance weight within two absolute bounds, None for no bound (RULE 23).
+    """sg[clip(u, low, high)]: an importance weight with two absolute bounds; None for no bound (RULE 23).
 
-    The weight is bounded, the gradient of every token stays (CISPO: MiniMax-M1, arXiv:2506.13585; with an absolute
-    upper bound alone: ScaleRL, arXiv:2510.13786).
+    Only the weight is bounded; every token keeps its gradient (CISPO: MiniMax-M1, arXiv:2506.13585; with only an
+    absolute upper bound: ScaleRL, arXiv:2510.13786).
     """
     return ratio.detach().clamp(low, high) if (low, high) != (None, None) else ratio.detach()
 
@@ -42,7 +42,7 @@ def weight_clip(ratio: Tensor, low: float | None, high: float | None) -> Tensor:
 def soft_gate(ratio: Tensor, advantages: Tensor, tau_pos: float, tau_neg: float) -> Tensor:
     """f(u) = 4 / tau * sigmoid(tau (u - 1)), tau by the sign of A (SAPO, arXiv:2511.20347).
 
-    df/du = 4 p (1 - p) with p = sigmoid(tau (u - 1)): 1 at u = 1, fading out on both sides, the faster the larger tau.
+    df/du = 4 p (1 - p) with p = sigmoid(tau (u - 1)): 1 at u = 1, fading on both sides, faster for larger tau.
     """
     tau = _by(advantages > 0, tau_pos, tau_neg, ratio)
     return 4 / tau * torch.sigmoid(tau * (ratio - 1))
@@ -53,7 +53,7 @@ def kernel(
 ) -> Tensor:
     """sg[phi(q)], phi(q) = q^k exp(lambda (1 - q)), k and lambda by the sign of A (VESPO, arXiv:2602.10693).
 
-    phi(1) = 1; it rises with q up to q = k / lambda and decays beyond. log q is held above log 1e-8.
+    phi(1) = 1; it rises with q up to q = k / lambda and decays beyond. log q is at least log 1e-8.
     """
     log_q = ratio.detach().log().clamp(min=LOWEST_LOG_PRODUCT)
     power, decay = _by(advantages >= 0, k_pos, k_neg, ratio), _by(advantages >= 0, lambda_pos, lambda_neg, ratio)
@@ -61,21 +61,21 @@ def kernel(
 
 
 def _by(condition: Tensor, yes: float, no: float, like: Tensor) -> Tensor:
-    """One of two settings by the condition, in the precision of `like`."""
-    return torch.where(condition, like.new_full((), yes), like.new_full((), no))  # copied from nowhere
+    """Return one of two settings by the condition, in the precision of `like`."""
+    return torch.where(condition, like.new_full((), yes), like.new_full((), no))  # no copy from the host
 
 
 def log_clip(log_ratio: Tensor, advantages: Tensor, low: float, high: float) -> Tensor:
-    """z: min(d, high) where A > 0, max(d, -low) elsewhere: clipped in log space, on the side it moves to only.
+    """z: min(d, high) where A > 0, max(d, -low) elsewhere: clipped in log space, only in the advantage's direction.
 
-    To be averaged over the tokens of a completion before `exp` (GMPO, arXiv:2507.20673). Beyond its bound a token has
-    no gradient.
+    The caller averages z over the tokens of a completion before `exp` (GMPO, arXiv:2507.20673). A token beyond its
+    bound has no gradient.
     """
     return torch.where(advantages > 0, log_ratio.clamp(max=high), log_ratio.clamp(min=-low))
 
 
 def divergence(logprobs: Tensor, old_logprobs: Tensor, kind: Divergence) -> Tensor:
-    """How far the probability of the sampled token has moved, all other tokens taken as one outcome; without gradient.
+    """Change of the sampled token's probability, with all other tokens as one outcome; without gradient.
 
     tv: |p - p_old|.   kl: p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)).
     """
@@ -89,7 +89,7 @@ def divergence(logprobs: Tensor, old_logprobs: Tensor, kind: Divergence) -> Tens
 def moved_too_far(
     logprobs: Tensor, old_logprobs: Tensor | None, low: float, high: float, kind: Divergence = "tv"
 ) -> tuple[Tensor, Tensor]:
-    """Two bools: where the probability has fallen by a divergence above `low`, where it has risen by one above `high`.
+    """Two bools: True if the probability has fallen by a divergence above `low`, or risen by one above `high`.
 
     Without old log-probabilities nothing has moved.
     """
@@ -102,22 +102,22 @@ def moved_too_far(
 def divergence_mask(
     logprobs: Tensor, old_logprobs: Tensor | None, advantages: Tensor, low: float, high: float, kind: Divergence = "tv"
 ) -> Tensor:
-    """Bool: True where the token may still move the way its advantage points (DPPO, arXiv:2602.04879).
+    """Bool: True if the token may still move in the direction of its advantage (DPPO, arXiv:2602.04879).
 
-    A > 0: not where its probability has risen too far; A <= 0: not where it has fallen too far. What leads back is
-    always allowed.
+    A > 0: False if its probability has risen too far. A <= 0: False if it has fallen too far. A move back is always
+    allowed.
     """
     fallen, risen = moved_too_far(logprobs, old_logprobs, low, high, kind)
     return torch.where(advantages > 0, ~risen, ~fallen)
 
 
-# Chosen among all tokens of an optimizer step
+# Choices among all tokens of an optimizer step
 
 
 def covariance(logprobs_BT: Tensor, advantages_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`[B, T]`: (logprobs - mean)(A - mean), means over the trained tokens of these rows; 0 elsewhere, no gradient.
 
-    Tokens where it is large are those that make the entropy fall (arXiv:2505.22617).
+    Tokens with a large covariance make the entropy fall (arXiv:2505.22617).
     """
     tokens = mask_BT.sum().clamp(min=1)
     off_mean = [x - x.sum() / tokens for x in (masked(y.detach(), mask_BT) for y in (logprobs_BT, advantages_BT))]
@@ -134,10 +134,10 @@ def clip_cov(
     share: float,
     draw_BT: Tensor,
 ) -> Tensor:
-    """`[B, T]` bool: the tokens that Clip-Cov takes out of the update (arXiv:2505.22617).
+    """`[B, T]` bool: the tokens that Clip-Cov removes from the update (arXiv:2505.22617).
 
-    max(1, floor(share * trained tokens)) of the candidates (those that the clip has not stopped already) with
-    cov_low < covariance < cov_high: those of lowest number in `draw_BT`, a draw at random (`random_numbers`, RULE 24).
+    These are max(1, floor(share * trained tokens)) of the candidates (tokens that are not clipped) with
+    cov_low < covariance < cov_high: those with the lowest random numbers in `draw_BT` (`random_numbers`, RULE 24).
     """
     mask_BT = mask_BT.bool()
     between_BT = (covariance_BT > cov_low) & (covariance_BT < cov_high)
@@ -147,15 +147,15 @@ def clip_cov(
 def kl_cov(covariance_BT: Tensor, mask_BT: Tensor, share: float, draw_BT: Tensor) -> Tensor:
     """`[B, T]` bool: the max(1, floor(share * trained tokens)) tokens of largest covariance (KL-Cov, arXiv:2505.22617).
 
-    Among equals `draw_BT` decides, so that the order of the rows does not.
+    `draw_BT` decides among equal values, so that the order of the rows does not matter.
     """
     return _first(-covariance_BT, mask_BT, _count(share, mask_BT), draw_BT)
 
 
 def top_entropy(entropy_BT: Tensor, mask_BT: Tensor, share: float) -> Tensor:
-    """`[B, T]` bool: the share of the trained tokens of largest entropy (Beyond the 80/20 rule, arXiv:2506.01939).
+    """`[B, T]` bool: the share of trained tokens with the largest entropy (Beyond the 80/20 rule, arXiv:2506.01939).
 
-    Those at or above the quantile 1 - share, interpolated between two values as in TRL's top_entropy_quantile.
+    These are the tokens at or above the quantile 1 - share, interpolated as in TRL's top_entropy_quantile.
 
     >>> mask_BT = torch.tensor([[1, 1, 1], [1, 1, 0]])
     >>> top_entropy(torch.tensor([[0.1, 0.4, 0.2], [0.9, 0.3, 9.0]]), mask_BT, share=0.4).tolist()
@@ -171,7 +171,7 @@ def top_entropy(entropy_BT: Tensor, mask_BT: Tensor, share: float) -> Tensor:
 
 
 def random_numbers(rows_B: Tensor, steps_BT: Tensor | int, columns: int, seed: int) -> Tensor:
-    """`[B, T]` int64 in [0, 2^32): one number for each (seed, step, row, position), in whatever order the rows come.
+    """`[B, T]` int64 in [0, 2^32): one number for each (seed, step, row, position), independent of the order of rows.
 
     >>> a = random_numbers(torch.tensor([0, 1, 2]), 0, columns=3, seed=7)
     >>> bool((random_numbers(torch.tensor([2, 0]), 0, columns=3, seed=7) == a[[2, 0]]).all())
@@ -184,7 +184,7 @@ def random_numbers(rows_B: Tensor, steps_BT: Tensor | int, columns: int, seed: i
 
 
 def _mix(x: Tensor) -> Tensor:
-    """The finaliser of MurmurHash3, on the low 32 bits: a bijection that lets every bit depend on every other."""
+    """The finaliser of MurmurHash3, on the low 32 bits: a bijection in which every bit depends on every other."""
     x = x & 0xFFFFFFFF
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35)):
         x = ((x ^ (x >> shift)) * factor) & 0xFFFFFFFF
@@ -198,7 +198,7 @@ def _count(share: float, mask_BT: Tensor) -> int:
 def _first(key_BT: Tensor, candidates_BT: Tensor, count: int, tie_break_BT: Tensor | None = None) -> Tensor:
     """`[B, T]` bool: the `count` candidates with the lowest keys, or all of them if they are fewer."""
     places = candidates_BT.flatten().nonzero().flatten()
-    for key in (tie_break_BT, key_BT):  # the last sort, being stable, keeps the order of the one before among equals
+    for key in (tie_break_BT, key_BT):  # the last sort is stable, so equal keys keep the order of the sort before
         if key is not None:
             places = places[key.flatten()[places].argsort(stable=True)]
     chosen = torch.zeros_like(candidates_BT, dtype=torch.bool).flatten()

@@ -1,7 +1,7 @@
-"""Numbers of turns from numbers of tokens, and back. B rows, T tokens, S turns of the longest row.
+"""Conversion of values per token into values per turn, and back. B rows, T tokens, S turns of the longest row.
 
-A turn is a stretch of tokens in the mask: what an environment wrote stands between two of them. How that is divided
-into pieces makes no difference.
+A turn is a run of consecutive tokens in the mask. The text of the environment separates two turns, in one or more
+pieces.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def turn_begins(mask_BT: Tensor) -> Tensor:
 
 
 def number_of_turns(turns_BT: Tensor) -> Tensor:
-    """`[B]` turns of each row; `turns_BT` is what `turns_of` gives."""
+    """`[B]` number of turns of each row; `turns_BT` comes from `turns_of`."""
     if not turns_BT.shape[1]:
         return turns_BT.new_zeros(len(turns_BT))
     return turns_BT.amax(dim=-1) + 1
@@ -51,7 +51,7 @@ def sum_over_turns(x_BT: Tensor, turns_BT: Tensor, count: int) -> Tensor:
 
 
 def on_tokens(x_BS: Tensor, turns_BT: Tensor) -> Tensor:
-    """`[B, T]`: the number of each turn on all of its tokens, 0 elsewhere.
+    """`[B, T]`: the value of each turn on all of its tokens, 0 elsewhere.
 
     >>> on_tokens(torch.tensor([[3.0, 4.0]]), turns_of(torch.tensor([[0, 1, 1, 0, 1]]))).tolist()
     [[0.0, 3.0, 3.0, 0.0, 4.0]]

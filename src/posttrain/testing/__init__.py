@@ -1,4 +1,4 @@
-"""Checks for algorithms and rewards of your own: those that posttrain's go through, each a function to call in a test.
+"""Checks for your own algorithms and rewards, as functions to call in a test. posttrain's own pass the same checks.
 
 from posttrain.testing import check_algorithm, check_reward
 

@@ -1,4 +1,4 @@
-"""`check_algorithm`: the invariances that posttrain's own algorithms are held to, for any algorithm."""
+"""`check_algorithm`: tests any algorithm for the invariances that posttrain's own algorithms must satisfy."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from posttrain.testing.steps import ROWS, G, P, Raw, raw_step
 from posttrain.types import Experience
 
 SEEDS = 3
-"""Steps that each invariance is tried on."""
+"""Number of random steps on which each invariance is tested."""
 
 
 def check_algorithm(
     algorithm: type[Algorithm] | Algorithm, *, seeds: int = SEEDS, skip: Collection[str] = ()
 ) -> tuple[str, ...]:
-    """Try everything that must hold for an algorithm, and return the names of the checks that passed.
+    """Run all checks on an algorithm, and return the names of the checks that passed.
 
         def test_my_algorithm():
             check_algorithm(MyAlgorithm)
             check_algorithm(MyAlgorithm(kl_coef=0.1))
 
-    A class is tried with its defaults, an instance with its settings. `skip` names checks that cannot hold, with a
-    reason beside it in your test. Raises `ChecksFailed`, an AssertionError, with every check that failed; takes about a
+    A class is tested with its defaults, an instance with its settings. `skip` names checks that cannot hold; state the
+    reason in your test. Raises `ChecksFailed`, an AssertionError, with every check that failed. It takes about a
     second.
     """
     checks = algorithm_checks(algorithm, seeds=seeds)
@@ -39,7 +39,7 @@ def check_algorithm(
 
 
 def algorithm_checks(algorithm: type[Algorithm] | Algorithm, *, seeds: int = SEEDS) -> dict[str, Check]:
-    """The checks by name, for `pytest.mark.parametrize`: each raises AssertionError where the algorithm fails it."""
+    """Return the checks by name, for `pytest.mark.parametrize`. Each raises AssertionError if it fails."""
     if isinstance(algorithm, type):
         if not issubclass(algorithm, Algorithm):
             raise ConfigError(given=f"{algorithm!r}", allowed="a class derived from posttrain.algorithms.Algorithm")
@@ -59,11 +59,11 @@ def algorithm_checks(algorithm: type[Algorithm] | Algorithm, *, seeds: int = SEE
 
 
 Invariance = Callable[[Any, random.Random], None]
-"""The function of an invariance: it gets a step, and dice to split or to order it with."""
+"""Function that tests an invariance on a step, with a random generator to split or reorder it."""
 
 
 def _invariances(algorithm: Algorithm) -> dict[str, Invariance]:
-    """Those that hold for this kind of data."""
+    """Return the invariances that hold for the algorithm's kind of data."""
 
     def owner(dice: random.Random) -> list[int]:
         return [dice.randrange(4) for _ in range(ROWS)]
@@ -97,7 +97,7 @@ def _invariances(algorithm: Algorithm) -> dict[str, Invariance]:
 
 
 def _of_sampled(algorithm: PolicyGradient) -> dict[str, Invariance]:
-    """Those of algorithms that learn from rewards of sampled completions."""
+    """Return the invariances of algorithms that learn from rewards of sampled completions."""
 
     def following(raw: Experience, dice: random.Random) -> None:
         orders = dice.sample(range(P), P), dice.sample(range(G), G)

@@ -1,4 +1,4 @@
-"""Checks by name: all are run, and all that failed are told."""
+"""Named checks: all of them run, and all failures are reported together."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Mapping
 
 Check = Callable[[], None]
-"""Raises AssertionError where it does not hold."""
+"""Function that raises AssertionError if its check fails."""
 
 
 class ChecksFailed(AssertionError):
@@ -19,14 +19,14 @@ class ChecksFailed(AssertionError):
 
 
 def run_checks(subject: str, checks: Mapping[str, Check]) -> tuple[str, ...]:
-    """Run all of them, whatever fails; the names of those that passed, or ChecksFailed."""
+    """Run all checks, even after failures. Return the names of the checks that passed, or raise ChecksFailed."""
     failed = dict[str, str]()
     for name, check in checks.items():
         try:
             check()
         except AssertionError as error:
             failed[name] = str(error)
-        except Exception as error:  # whatever it is: the other checks are told, too
+        except Exception as error:  # any error: the other checks are reported, too
             where = traceback.extract_tb(error.__traceback__)[-1]
             failed[name] = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
     if failed:

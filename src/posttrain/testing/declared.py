@@ -1,4 +1,4 @@
-"""An algorithm's declarations and whether they are true: settings, card, needs, metrics."""
+"""Checks that an algorithm's declarations are true: settings, card, needs, metrics."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from posttrain.testing.steps import raw_step
 from posttrain.types import Experience
 
 MORE = (0.01, 0.25, 6)
-"""Values that are tried of each setting beside those with which explanations find out what it needs."""
+"""Values that are tried for each setting, in addition to the values that explanations try to find its needs."""
 
 
 def settings_are_a_frozen_record(algorithm: Algorithm) -> None:
-    """Comparable, hashable, and the same after a trip to another process."""
+    """Require settings that are comparable, hashable, and equal after a copy."""
     cls = type(algorithm)
     require(bool(getattr(cls, "key", "")), "the class has no key")
     again = copy.deepcopy(algorithm)
@@ -43,7 +43,7 @@ def settings_are_a_frozen_record(algorithm: Algorithm) -> None:
 
 
 def the_card_is_complete(algorithm: Algorithm) -> None:
-    """Everything that `posttrain explain` shows is there."""
+    """Require all texts that `posttrain explain` shows."""
     cls = type(algorithm)
     require(cls.data_kind in get_args(DataKind), f"data_kind = {cls.data_kind!r} is none of {get_args(DataKind)}")
     require(algorithm.needs <= NEEDS.keys(), f"nobody computes {', '.join(algorithm.needs - NEEDS.keys())}")
@@ -53,11 +53,11 @@ def the_card_is_complete(algorithm: Algorithm) -> None:
     told = explain_class(cls)
     require(bool(told.formula), "neither the class nor its file has a docstring with the formula")
     silent = [setting.name for setting in told.settings if not setting.doc]
-    require(not silent, f"no text under the settings {', '.join(silent)}")
+    require(not silent, f"no docstring under the settings {', '.join(silent)}")
 
 
 def each_metric_has_a_formula(algorithm: Algorithm) -> None:
-    """The card or the base explains each metric that the loss logs."""
+    """Require that the card or the base class explains each metric that the loss logs."""
     cls = type(algorithm)
     known = {*cls.card.metrics, *cls.shared_metrics, *cls.metrics, *SHARED_METRICS, *RATIO_METRICS, *clip_formulas()}
     unknown = sorted(Tried(algorithm, raw_step(algorithm)).metrics.keys() - known)
@@ -65,10 +65,10 @@ def each_metric_has_a_formula(algorithm: Algorithm) -> None:
 
 
 def every_setting_changes_something(algorithm: Algorithm) -> None:
-    """Of each setting some value, alone or beside another one, changes the loss, its gradient, the state or what is
-    needed. A setting of which no other value can be guessed, as of a text, is not judged."""
+    """Require that for each setting some value, alone or with another setting, changes the loss, its gradient, the
+    state or the needs. A setting for which no other value can be guessed, such as a text, is not tested."""
     cls = type(algorithm)
-    if cls.open_composition:  # there, what is read depends on several others at once
+    if cls.open_composition:  # there, several other settings decide together which ones are read
         return
     start = {name: vars(algorithm)[attribute] for name, attribute in attributes(cls).items()}
     values = {name: [*tried, *(MORE if tried else ())] for name, tried in values_to_try(cls).items()}
@@ -78,7 +78,7 @@ def every_setting_changes_something(algorithm: Algorithm) -> None:
 
 
 def _is_dead(cls: type[Algorithm], start: dict[str, Any], name: str, values: dict[str, list[Any]], before: Any) -> bool:
-    """Were other values of this setting tried, and made no difference?"""
+    """Return true if other values of this setting were tried and made no difference."""
     tried = [found for value in values[name] if (found := _with(cls, start | {name: value})) is not None]
     if any(found != before for found in tried):
         return False
@@ -93,12 +93,12 @@ def _is_dead(cls: type[Algorithm], start: dict[str, Any], name: str, values: dic
 def _with(cls: type[Algorithm], settings: dict[str, Any]) -> Any:
     try:
         return _learnt(cls(**settings))
-    except (ConfigError, ValueError):  # a value of another type, or one that goes with another
+    except (ConfigError, ValueError):  # a value of the wrong type, or one that does not fit the other settings
         return None
 
 
 def _learnt(algorithm: Algorithm) -> tuple[str, ...]:
-    """As texts, in which nan is nan."""
+    """Return the numbers as texts, so that nan equals nan."""
     return tuple(f"{one:.12g}" if isinstance(one, float) else repr(one) for one in _numbers(algorithm))
 
 
@@ -119,14 +119,14 @@ def _numbers(algorithm: Algorithm) -> Iterator[Any]:
 
 
 def _states(algorithm: Algorithm, experience: Experience) -> Iterator[Any]:
-    """What it keeps of two steps, the second with twice the rewards."""
+    """Yield the values of the state after two steps, the second with doubled rewards."""
     state = algorithm.next_state(algorithm.initial_state(), experience)
     if state is not None:
         yield from vars(algorithm.next_state(state, replace(experience, rewards_PG=2 * experience.rewards_PG))).values()
 
 
 def _with_a_tie_and_cuts(experience: Experience) -> Experience:
-    """The first prompt has two best completions of one reward; of the others all but the first were cut off."""
+    """Return experience in which two completions of the first prompt tie, and others except the first are cut."""
     rewards_PG, truncated_PG = experience.rewards_PG.clone(), torch.zeros_like(experience.scored_PG)
     rewards_PG[0, :2], truncated_PG[1:, 1:] = 1.0, True
     return replace(experience, rewards_PG=rewards_PG, truncated_PG=truncated_PG)

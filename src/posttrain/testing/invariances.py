@@ -29,7 +29,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Totals, count_t
 
 
 def require(holds: bool, otherwise: str) -> None:
-    """As `assert`, also under `python -O`."""
+    """Raise AssertionError unless `holds`, even under `python -O`."""
     if not holds:
         raise AssertionError(otherwise)
 
@@ -47,13 +47,13 @@ def require_same_metrics(actual: Metrics, expected: Metrics) -> None:
 
 
 def merge(a: Metrics, b: Metrics) -> Metrics:
-    """The metrics of two parts of a step as those of both."""
+    """Return the metrics of two parts of a step, merged."""
     both = {name: a[name].merge(b[name]) for name in a.keys() & b.keys()}  # type: ignore[arg-type]
     return a | b | both
 
 
 class Tried:
-    """An algorithm on a whole step: loss, gradients and metrics."""
+    """The loss, gradients and metrics of an algorithm on a whole step."""
 
     def __init__(self, algorithm: Algorithm, raw: Raw) -> None:
         self.outputs = make_outputs(raw, scores="scores" in algorithm.needs)
@@ -74,8 +74,8 @@ class Tried:
 
 
 def any_split_sums_to_the_whole(algorithm: Algorithm, raw: Raw, owner: Sequence[int]) -> None:
-    """Loss, gradient and metrics of micro-batches add up: `owner` says to which part each unit (row, or pair) belongs;
-    parts are uneven, groups are torn apart, some hold nothing."""
+    """Require that loss, gradient and metrics of micro-batches add up. `owner` assigns each unit (row or pair) to a
+    part. Parts differ in size, groups are split across parts, and some parts are empty."""
     whole = Tried(algorithm, raw)
     parts = _parts(whole.batch, owner)
     losses, metrics = zip(
@@ -89,7 +89,7 @@ def any_split_sums_to_the_whole(algorithm: Algorithm, raw: Raw, owner: Sequence[
 
 
 def ranks_count_the_same_denominators(algorithm: Algorithm, raw: Raw, owner: Sequence[int]) -> None:
-    """The totals of the ranks' parts add up to those of the step: every rank divides by the same number."""
+    """Require that the totals of the ranks' parts add up to the step's, so that all ranks divide by the same number."""
     whole = Tried(algorithm, raw)
     parts = [count_totals(whole.batch.rows(rows)) for rows in _parts(whole.batch, owner)]
     summed = Totals(**{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Totals)})
@@ -106,7 +106,7 @@ def _parts(batch: Batch, owner: Sequence[int]) -> list[list[int]]:
 
 
 def the_order_of_rows_does_not_matter(algorithm: Algorithm, raw: Raw, order: Sequence[int]) -> None:
-    """Neither before what couples the rows is computed, where rows are given, nor after."""
+    """Require the same loss, gradient and metrics for reordered rows, before `prepare` (given rows) and after it."""
     expected = Tried(algorithm, raw)
     order = [row for row in order if row < expected.batch.num_rows]
     index = torch.tensor(order)
@@ -123,7 +123,7 @@ def the_order_of_rows_does_not_matter(algorithm: Algorithm, raw: Raw, order: Seq
 def advantages_follow_their_completions(
     algorithm: PolicyGradient, experience: Experience, prompts: Sequence[int], members: Sequence[int]
 ) -> None:
-    """Prompts, and the completions of each, in another order have the same advantages, in that order."""
+    """Require that reordered prompts and completions have the same advantages, in the new order."""
     moved, index_B = select(experience, prompts, members)
     state = algorithm.initial_state()
     actual_BT, expected_BT = algorithm.advantages(moved, state), algorithm.advantages(experience, state)[index_B]
@@ -131,14 +131,14 @@ def advantages_follow_their_completions(
 
 
 def a_token_is_moved_by_its_own_advantage_alone(algorithm: PolicyGradient, raw: Experience) -> None:
-    """Where `reads_token_advantages` says so: another advantage of one token leaves the gradients of all others."""
+    """If `reads_token_advantages`, require that another advantage of one token does not change others' gradients."""
     tried = Tried(algorithm, raw)
     advantages_BT = tried.batch.advantages_BT
     if not algorithm.reads_token_advantages or advantages_BT is None or not advantages_BT.any():
         return
     changed_BT = advantages_BT.clone()
     place = advantages_BT.abs().argmax()
-    changed_BT.view(-1)[place] *= -100  # so that the mean of its completion is of another sign, too
+    changed_BT.view(-1)[place] *= -100  # changes the sign of the completion's mean, too
     loss, _ = algorithm.loss(tried.outputs, replace(tried.batch, advantages_BT=changed_BT), tried.totals)
     before, after = (
         found["logprobs_BT"].flatten().index_fill(0, place, 0.0)
@@ -151,7 +151,7 @@ def a_token_is_moved_by_its_own_advantage_alone(algorithm: PolicyGradient, raw: 
 
 
 def padding_columns_do_not_matter(algorithm: Algorithm, raw: Raw, columns: int) -> None:
-    """Columns that hold nan, behind everything: the same loss and metrics, and a gradient of 0 there."""
+    """Require that padding columns of nan leave loss and metrics unchanged and have a gradient of 0."""
     expected, wide = Tried(algorithm, raw), Tried(algorithm, padded(raw, columns))
     require_same(wide.loss, expected.loss, f"the loss with {columns} columns of padding")
     for name, gradient in wide.gradients.items():
@@ -163,7 +163,7 @@ def padding_columns_do_not_matter(algorithm: Algorithm, raw: Raw, columns: int) 
 
 
 def rows_without_trained_tokens_do_not_matter(algorithm: Algorithm, raw: Raw, *, counted: bool = False) -> None:
-    """Without units of which a row trains nothing the loss is the same. `counted`: they stay in the denominator."""
+    """Require the same loss without units with a row that trains nothing. `counted`: they stay in the denominator."""
     whole = Tried(algorithm, raw)
     trained_B = whole.batch.completion_mask_BT.any(dim=-1).tolist()
     kept = [row for unit in whole.batch.units if all(trained_B[row] for row in unit) for row in unit]
@@ -179,7 +179,7 @@ def rows_without_trained_tokens_do_not_matter(algorithm: Algorithm, raw: Raw, *,
 
 
 def what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, raw: Raw, hidden: float) -> None:
-    """`hidden` stands everywhere at once, in what comes in and in advantages. The gradient there is exactly 0."""
+    """Require that `hidden` at all places outside the mask changes nothing and that the gradient there is exactly 0."""
 
     def tried(fill: float) -> tuple[Tensor, dict[str, Tensor]]:
         filled, outside = _filled(raw, fill)
@@ -212,12 +212,12 @@ def _filled(raw: Raw, fill: float) -> tuple[Raw, Tensor]:
 
 
 def an_all_masked_step_is_zero(algorithm: Algorithm, raw: Raw) -> None:
-    """And not nan, which 0 / 0 would be."""
+    """Require a loss of 0 for a step without trained tokens, and not nan from 0 / 0."""
     _require_zero(algorithm, replace(raw, completion_mask_BT=torch.zeros_like(raw.completion_mask_BT)), "no token")
 
 
 def nothing_scored_is_zero(algorithm: Algorithm, experience: Experience) -> None:
-    """Rewards that all failed teach nothing; they are not rewards of 0."""
+    """Require a loss of 0 if all rewards failed. Failed rewards are not rewards of 0."""
     unscored = replace(
         experience,
         rewards_PG=torch.full_like(experience.rewards_PG, NAN),
@@ -237,7 +237,7 @@ def _require_zero(algorithm: Algorithm, raw: Raw, what: str) -> None:
 
 
 def a_log_ratio_of_100_stays_finite(algorithm: Algorithm, raw: Raw, difference: float) -> None:
-    """Between policy, old policy and reference, in both directions."""
+    """Require a finite loss and gradient for a log-ratio of 100 between policy, old policy and reference."""
     if isinstance(raw, Experience):
         assert raw.old_logprobs_BT is not None
         far: Raw = replace(
@@ -258,18 +258,18 @@ def a_log_ratio_of_100_stays_finite(algorithm: Algorithm, raw: Raw, difference: 
 
 
 def on_policy_the_old_log_probabilities_may_be_left_out(algorithm: Algorithm, experience: Experience) -> None:
-    """RULE 6: the same loss, gradient and metrics whether they were recomputed or stand for the policy itself."""
+    """Require the same loss, gradient and metrics on-policy with and without old log-probabilities (RULE 6)."""
     at_start = replace(experience, sampling_logprobs_BT=experience.old_logprobs_BT)
     given = Tried(algorithm, at_start)
     loss, metrics = algorithm.loss(given.outputs, replace(given.batch, old_logprobs_BT=None), given.totals)
     require_same(loss, given.loss, "the loss without old_logprobs_BT, on-policy")
     require_same(gradients(given.outputs, loss), given.gradients, "its gradient")
-    of_reward = {"objective/kl"} - metrics.keys()  # that of the KL in the reward reads the old ones themselves
+    of_reward = {"objective/kl"} - metrics.keys()  # this metric reads the old log-probabilities
     require_same_metrics(metrics, {name: m for name, m in given.metrics.items() if name not in of_reward})
 
 
 def nan_among_trained_tokens_reaches_the_loss(algorithm: Algorithm, raw: Raw) -> None:
-    """A run stops at a loss that is not finite; one that hides it goes on with a broken model."""
+    """Require a non-finite loss for nan at a trained token: if the loss hid it, the run would train a broken model."""
     tried = Tried(algorithm, raw)
     for name, gradient in tried.gradients.items():
         if not gradient.any():
@@ -280,11 +280,11 @@ def nan_among_trained_tokens_reaches_the_loss(algorithm: Algorithm, raw: Raw) ->
         require(not loss.isfinite(), f"nan in {name} at a trained token gives a loss of {loss.item()}")
 
 
-# --- what is touched -------------------------------------------------------------------------------------------------
+# --- gradients and arguments -----------------------------------------------------------------------------------------
 
 
 def only_the_outputs_carry_gradient(algorithm: Algorithm, raw: Raw) -> None:
-    """Rewards, old and reference log-probabilities are constants, even where someone left gradient on."""
+    """Require that no gradient flows through rewards, old or reference log-probabilities, even if they require one."""
     names = ("old_logprobs_BT", "ref_logprobs_BT", "rewards_PG", "mismatched_log_ratios_B")
     given = {name: x.clone().requires_grad_() for name in names if (x := getattr(raw, name, None)) is not None}
     tried = Tried(algorithm, replace(raw, **given))
@@ -296,7 +296,7 @@ def only_the_outputs_carry_gradient(algorithm: Algorithm, raw: Raw) -> None:
 
 
 def no_argument_is_changed(algorithm: Algorithm, raw: Raw) -> None:
-    """Neither what comes in nor the outputs: a view of an argument counts."""
+    """Require that the algorithm changes neither its inputs nor the outputs, not even through a view."""
     records = (raw, make_outputs(raw))
     before = {f.name: x for one in records for f in fields(one) if isinstance(x := getattr(one, f.name), Tensor)}
     copies = {name: x.detach().clone() for name, x in before.items()}
@@ -306,7 +306,7 @@ def no_argument_is_changed(algorithm: Algorithm, raw: Raw) -> None:
 
 
 def outputs_of_another_shape_are_refused(algorithm: Algorithm, raw: Raw) -> None:
-    """Broadcast, they would give a loss of other numbers."""
+    """Require that outputs of a wrong shape are refused, because broadcasting would give a wrong loss."""
     tried = Tried(algorithm, raw)
     read = {name for name, gradient in tried.gradients.items() if bool((gradient != 0).any())}
     for name in read:

@@ -1,6 +1,6 @@
-"""An algorithm on a tiny language model: the gradient of its parameters, however the rows reach them.
+"""An algorithm on a tiny language model: its parameters' gradient must not depend on packing, padding or splitting.
 
-Packed rows share the prompt of a group; padded rows go through transformers as they are, with whole logits.
+Packed rows share the prompt of a group; padded rows go through transformers unchanged, with whole logits.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 ROWS, VOCABULARY = 8, 23
 LENGTHS = (5, 1, 3, 8, 0, 4, 2, 7)
-"""Tokens of the completions: one is empty."""
+"""Lengths of the completions in tokens; one is empty."""
 PROMPTS = (3, 17)
-"""Tokens of the two prompts. The long one is shared by its completions, the short one is read by each row."""
+"""Lengths of the two prompts in tokens. Completions share the long one, and each row reads the short one."""
 SPLITS: dict[str, list[list[int]]] = {
     "1x8": [list(range(ROWS))],
     "8x1": [[row] for row in range(ROWS)],
@@ -92,7 +92,7 @@ def tiny_experience(prompts: Sequence[int] = PROMPTS) -> Experience:
 
 
 def forward(model: Any, batch: Batch) -> Outputs:
-    """As a run computes it: packed, prompts shared, logits in chunks."""
+    """Return the outputs as a run computes them: packed rows, shared prompts, logits in chunks."""
     assert batch.tokens is not None
     return token_logprobs(
         model,
@@ -106,7 +106,7 @@ def forward(model: Any, batch: Batch) -> Outputs:
 
 
 def padded_forward(model: Any, batch: Batch) -> Outputs:
-    """The plain way: right-padded rows, an attention mask, whole logits."""
+    """Return the outputs without packing: right-padded rows, an attention mask, whole logits."""
     assert batch.tokens is not None
     ids_BT, mask_BT = batch.tokens.input_ids_BT, batch.completion_mask_BT
     attention_BT = torch.arange(ids_BT.shape[1])[None, :] < batch.tokens.lengths_B[:, None]
@@ -131,7 +131,7 @@ def gradient(
     split: Sequence[Sequence[int]],
     way: Callable[[Any, Batch], Outputs] = forward,
 ) -> tuple[Tensor, float]:
-    """The gradient of all parameters in one vector, and the loss, summed over micro-batches."""
+    """Return the gradient of all parameters in one vector and the loss, both summed over micro-batches."""
     model.zero_grad()
     totals, total_loss = count_totals(batch), 0.0
     for rows in split:
@@ -171,7 +171,7 @@ def step_on_a_model(algorithm: Algorithm, model: Any) -> Batch:
 
 
 def packing_and_micro_batches_do_not_matter(algorithm: Algorithm, tolerance: float = 1e-10) -> None:
-    """Packed with shared prompts, padded, whole and in micro-batches: the same gradient of every parameter."""
+    """Require the same gradient of every parameter for packed, padded, whole and micro-batched rows."""
     model = tiny_model()
     batch = step_on_a_model(algorithm, model)
     whole = [list(range(batch.num_rows))]

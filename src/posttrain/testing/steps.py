@@ -21,11 +21,11 @@ NAN = float("nan")
 P, G, T = 3, 4, 7
 ROWS = P * G
 Raw = Experience | Batch
-"""A step before the algorithm has seen it: what was sampled, or rows that are given."""
+"""A step before the algorithm processes it: sampled experience, or given rows."""
 
 
 def raw_step(algorithm: Algorithm, seed: int = 0) -> Raw:
-    """Twelve rows of the kind that the algorithm learns from."""
+    """Return twelve random rows of the kind of data that the algorithm learns from."""
     if algorithm.data_kind in ("prompts", "examples"):
         return make_experience(seed)
     return random_step(algorithm.data_kind, seed)[1]
@@ -108,7 +108,7 @@ def make_outputs(raw: Raw, *, scores: bool = False) -> Outputs:
 
 
 def make_batch(algorithm: Algorithm, raw: Raw) -> Batch:
-    """The algorithm's result for the step, after the parts that couple rows are computed."""
+    """Return the batch that the algorithm makes of the step, after `prepare`."""
     if isinstance(raw, Batch):
         return algorithm.prepare(raw)
     batch = Batch.from_experience(raw)
@@ -132,7 +132,7 @@ def leaves_of(outputs: Outputs) -> dict[str, Tensor]:
 
 
 def gradients(outputs: Outputs, loss: Tensor) -> dict[str, Tensor]:
-    """With respect to each output; 0 where the loss does not read it."""
+    """Return the gradient with respect to each output; 0 for an output that the loss does not read."""
     leaves = leaves_of(outputs)
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, retain_graph=True)
     return {
@@ -142,7 +142,7 @@ def gradients(outputs: Outputs, loss: Tensor) -> dict[str, Tensor]:
 
 
 def padded(raw: Raw, columns: int) -> Raw:
-    """The same step with so many columns more, which hold nan."""
+    """Return the step with `columns` additional columns of nan."""
     wide = {
         field.name: _pad(x, columns)
         for field in fields(raw)

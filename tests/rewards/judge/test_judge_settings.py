@@ -37,10 +37,10 @@ RUN: dict[str, Any] = {
         ),
         (
             {**SERVED, "mode": "score", "samples": 3},
-            r"judge.samples = 3 at judge.temperature = 0, where all replies are",
+            r"judge.samples = 3 at judge.temperature = 0: all replies would be",
         ),
         ({**SERVED, "top_p": 0.9}, r"judge.top_p = 0.9 at judge.temperature = 0"),
-        ({"model": "policy", "cache": "here"}, r"what the policy says changes with its weights"),
+        ({"model": "policy", "cache": "here"}, r"the policy's replies change with its weights"),
         ({**SERVED, "url": "localhost:8000"}, r"judge.url is not the base of an endpoint"),
         ({**SERVED, "url": "http://localhost:8000/v1?key=1"}, r"judge.url is not the base of an endpoint"),
         ({**SERVED, "url": "http://localhost:8000?key=1"}, r"judge.url is not the base of an endpoint"),
@@ -65,9 +65,9 @@ def test_an_entry_is_one_of_four_things(scorer):
         ConfigError, match="both name and judge are set; allowed: exactly one of name, function, model and"
     ):
         scorer(name="math", judge=SERVED)
-    with pytest.raises(ConfigError, match=r"timeout = 3.0 beside a judge.*\n  Set judge\.timeout"):
+    with pytest.raises(ConfigError, match=r"timeout = 3.0 with a judge.*\n  Set judge\.timeout"):
         scorer(judge=SERVED, timeout=3.0)
-    with pytest.raises(ConfigError, match=r"settings = .* beside a judge"):
+    with pytest.raises(ConfigError, match=r"settings = .* with a judge"):
         scorer(judge=SERVED, settings={"a": 1})
 
 

@@ -1,1 +1,1 @@
-"""The tables behind `policy_gradient`: each choice of the family is a name with a function and what it reads."""
+"""The tables behind `policy_gradient`: each option has a name, a function and the parameters that it reads."""

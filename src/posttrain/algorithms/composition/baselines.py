@@ -1,4 +1,4 @@
-"""The baselines of `policy_gradient`: what a reward is compared with (RULE 10, 11)."""
+"""The baselines of `policy_gradient` (RULE 10, 11)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from posttrain.types import Batch, Experience, Tensor
 
 
 def compared_with(baseline: Callable[[Scored], Tensor | float]) -> Callable[[Scored], Tensor]:
-    """The discounted return from each token on, minus a baseline: `[P, G]`, `[P, 1]` or a scalar."""
+    """Advantages: the discounted return from each token on, minus a `[P, G]`, `[P, 1]` or scalar baseline."""
 
     def advantages(s: Scored) -> Tensor:
         mask_BT, zero_PG = s.experience.scored_mask_BT, torch.zeros_like(s.experience.rewards_PG)
@@ -42,7 +42,7 @@ def compared_with(baseline: Callable[[Scored], Tensor | float]) -> Callable[[Sco
 
 
 def within_group(baseline_PG: Callable[[Tensor, Tensor, Experience], Tensor]) -> Callable[[Scored], Tensor]:
-    """The reward of the completion minus a baseline of its prompt; exactly 0 in a group of equal rewards (RULE 11)."""
+    """Advantages: the reward of the completion minus a baseline of its prompt; 0 for equal rewards (RULE 11)."""
 
     def advantages(s: Scored) -> Tensor:
         rewards_PG, scored_PG = s.experience.rewards_PG, s.experience.scored_PG
@@ -75,13 +75,13 @@ def teacher(s: Scored) -> Tensor:
 
 
 def optimal_token(s: Scored) -> Tensor:
-    """The discounted return from each token on, minus its own baseline; 0 in a group of equal rewards (RULE 11)."""
+    """`[B, T]`: the discounted return from each token on, minus the token's baseline; 0 for equal rewards (RULE 11)."""
     experience, mask_BT = s.experience, s.experience.scored_mask_BT
     old_BT, squared_BT = experience.old_logprobs_BT, experience.squared_probs_BT
     if old_BT is None or squared_BT is None:
         raise ConfigError(
             given="baseline = optimal_token, but old log-probabilities or squared probabilities are missing",
-            allowed="old_logprobs_BT and squared_probs_BT, the sum over the vocabulary of p^2",
+            allowed="old_logprobs_BT, and squared_probs_BT: the sum over the vocabulary of p^2",
             fix="Pass both, or set baseline = group_mean.",
         )
     returns_BT = return_to_go(s.rewards_BT, mask_BT, s.values["gamma"])
@@ -93,7 +93,7 @@ def optimal_token(s: Scored) -> Tensor:
 
 
 def critic_estimates(s: Scored) -> tuple[Tensor, Tensor]:
-    """`[B, T]` advantages and returns by generalised advantage estimation, the KL in the rewards included."""
+    """`[B, T]` advantages and returns by generalised advantage estimation, including a KL in the rewards."""
     mask_BT = s.experience.scored_mask_BT
     rewards_BT = s.rewards_BT if s.penalty_BT is None else s.rewards_BT + s.penalty_BT
     values_BT = old_values(Batch.from_experience(s.experience))

@@ -1,4 +1,4 @@
-"""Choices of `policy_gradient` that do not go together, and who reads which setting."""
+"""Combinations of `policy_gradient` that are refused, and the options that read each parameter."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 FOLLOWS_THE_RUN = "max_completion_length"
-"""A run fills it in whether or not it is read."""
+"""Parameter that a run always sets, even if no chosen option reads it."""
 
 
 class Fault(NamedTuple):
@@ -32,27 +32,27 @@ FAULTS = (
     Fault(
         lambda a, c: a.normalisation in ("group_std", "mean_reward") and c.baseline.group == 1,
         "baseline normalisation",
-        "a baseline of the group with a scale of the group: other advantages are not 0 where that is 0 (RULE 11)",
+        "a baseline of the group with a scale of the group: other advantages are not 0 if the scale is 0 (RULE 11)",
         "Set normalisation = none or batch_std, or baseline = group_mean.",
     ),
     Fault(
         lambda a, c: a.ratio not in c.trust_region.ratios,
         "ratio trust_region",
-        "a ratio that the trust region is made for",
+        "a ratio that the trust region supports",
         "Set ratio = {c.trust_region.ratios[0]}.",
     ),
     Fault(
         lambda a, c: c.kl.estimators and c.values(a)["kl_estimator"] not in c.kl.estimators,
         "kl kl_estimator",
-        "an estimator whose gradient here is that of a KL",
+        "an estimator that has the gradient of a KL in this place",
         "Set kl_estimator = {c.kl.estimators[0]}: in the loss the expected gradient of k1 is zero, and in the reward "
-        "there is none to correct (RULE 13).",
+        "there is no gradient to correct (RULE 13).",
     ),
     Fault(
         lambda a, c: c.ratio.per_completion and (c.baseline.per_token or c.kl.in_reward == "token"),
         "ratio baseline kl",
         "one advantage per completion, or a ratio per token",
-        "Set ratio = sequence_token, or kl = reward_sequence: one ratio would average what is said of each token.",
+        "Set ratio = sequence_token, or kl = reward_sequence: a ratio per completion would average token advantages.",
     ),
     Fault(
         lambda a, c: (
@@ -60,7 +60,7 @@ FAULTS = (
             and (a.baseline != "group_mean" or a.shaping != "none" or c.kl.in_reward == "completion")
         ),
         "normalisation baseline shaping kl",
-        "baseline = group_mean, shaping = none and the KL elsewhere: each reward is normalised by itself",
+        "baseline = group_mean, shaping = none and no KL in the reward: each reward is normalised separately",
         "Set baseline = group_mean, shaping = none and kl = loss, or normalisation = group_std.",
     ),
     Fault(
@@ -74,7 +74,7 @@ FAULTS = (
     Fault(
         lambda a, c: not c.baseline.from_rewards and (a.shaping != "none" or c.kl.in_reward is not None),
         "baseline shaping kl",
-        "shaping = none, and kl = none or loss: a teacher gives no rewards",
+        "shaping = none, and kl = none or loss, because a teacher gives no rewards",
         "Set shaping = none and kl = none.",
     ),
     Fault(
@@ -88,14 +88,14 @@ FAULTS = (
             a.trust_region == "weight_clip" and a.max_ratio is not None and (a.clip_low, a.clip_high) != (None, None)
         ),
         "max_ratio clip_low clip_high",
-        "one absolute bound, max_ratio, or relative ones, clip_low and clip_high",
-        "Leave max_ratio out, or the others.",
+        "one absolute bound, max_ratio, or relative bounds, clip_low and clip_high",
+        "Leave max_ratio out, or leave clip_low and clip_high out.",
     ),
 )
 
 
 def refuse(algorithm: ComposedPolicyGradient, chosen: Chosen) -> None:
-    """Raise ConfigError for what cannot be meant, and for a parameter that nothing reads."""
+    """Raise ConfigError for a combination in `FAULTS`, and for a parameter that no chosen option reads."""
     for fault in FAULTS:
         if fault.found(algorithm, chosen):
             given = ", ".join(f"{name} = {getattr(algorithm, name)}" for name in fault.names.split())
@@ -106,14 +106,14 @@ def refuse(algorithm: ComposedPolicyGradient, chosen: Chosen) -> None:
         value, own = getattr(algorithm, field.name), field.name in Parameters.__annotations__
         if own and value is not None and field.name not in (*read, FOLLOWS_THE_RUN):
             raise ConfigError(
-                given=f"policy_gradient.{field.name} = {value}, which none of the chosen parts reads",
+                given=f"policy_gradient.{field.name} = {value}, which none of the chosen options reads",
                 allowed=", ".join(read),
-                fix=f"Remove it, or make the choice that reads it: {readers(field.name)}.",
+                fix=f"Remove it, or choose an option that reads it: {readers(field.name)}.",
             )
 
 
 def readers(parameter: str) -> str:
-    """The options that read a parameter."""
+    """Return the options that read a parameter, as text."""
     return " or ".join(
         f"{choice} = {name}"
         for choice, table in TABLES.items()

@@ -1,4 +1,4 @@
-"""The tables of `policy_gradient` for the rest of the loss: aggregations, filters, and places of the KL."""
+"""The tables of `policy_gradient` for the rest of the loss: aggregations, filters and places of the KL."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor, Totals
 
 
 def sequences(p: Values, totals: Totals) -> int:
-    """The completions in the denominator (RULE 8)."""
+    """Number of completions in the denominator (RULE 8)."""
     return totals.rows if p["count_masked_sequences"] else totals.sequences
 
 
@@ -25,7 +25,7 @@ def fixed_length(p: Values, loss_BT: Tensor, batch: Batch, totals: Totals) -> Te
         raise ConfigError(
             given="aggregation = fixed_length_mean without max_completion_length",
             allowed="the constant length that token sums are divided by, an integer >= 1",
-            fix="Set max_completion_length; in a run it follows sampling.max_completion_length.",
+            fix="Set max_completion_length. A run sets it from sampling.max_completion_length.",
         )
     length, mask_BT = p["max_completion_length"], batch.completion_mask_BT
     return reductions.fixed_length_mean(loss_BT, mask_BT, sequences(p, totals), length)
@@ -46,7 +46,7 @@ def prompt_weights(batch: Batch) -> Tensor:
 
 
 def critic_loss(p: Values, outputs: Outputs, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
-    """value_coef times the mean of the critic's loss over the tokens of the step."""
+    """Return value_coef times the mean of the critic's loss over the tokens of the step, and its metrics."""
     if batch.returns_BT is None:
         raise ConfigError(
             given="baseline = critic, but a batch without returns",
@@ -58,7 +58,7 @@ def critic_loss(p: Values, outputs: Outputs, batch: Batch, totals: Totals) -> tu
 
 
 def without(dropped_B1: Tensor, loss_BT: Tensor, mask_BT: Tensor) -> tuple[Tensor, Metrics]:
-    """0 for completions that are dropped; they keep their place in the denominator."""
+    """Set the loss of dropped completions to 0. They stay in the denominator."""
     share = mean_over(dropped_B1.float(), mask_BT.any(dim=-1, keepdim=True))
     return masked(loss_BT, ~dropped_B1), {"policy/dropped_fraction": share}
 

@@ -1,4 +1,4 @@
-"""The building blocks of `policy_gradient`: each choice is a name in a table, with a function and the settings that it
+"""The building blocks of `policy_gradient`: each option has a name in a table, a function and the parameters that it
 reads."""
 
 from __future__ import annotations
@@ -12,30 +12,30 @@ from posttrain.functional.baselines import place_on_last_token, return_to_go
 from posttrain.types import Batch, Experience, Outputs, Tensor, Totals
 
 Values = Mapping[str, Any]
-"""Parameter -> value, for all that the chosen parts read."""
+"""Parameter -> value, for all parameters that the chosen options read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """One value of one choice."""
+    """One option of one choice."""
 
     reads: Mapping[str, Any] = field(default_factory=dict)
-    """Parameter -> its default under this option."""
+    """Parameter -> default under this option."""
     needs: frozenset[Need] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """From what an advantage is computed."""
+    """The inputs of the advantages."""
 
     values: Values
     experience: Experience
-    """With the shaped rewards."""
+    """The experience with shaped rewards."""
     state: Any
     scale_PG: Tensor | float
-    """Divides what comes from the rewards."""
+    """Divisor of the part of the advantages that comes from the rewards."""
     penalty_BT: Tensor | None
-    """The KL that is added to the reward of each token."""
+    """KL term, -kl_coef * KL, that is added to the reward of each token."""
 
     @property
     def rewards_B(self) -> Tensor:
@@ -43,12 +43,12 @@ class Scored:
 
     @property
     def rewards_BT(self) -> Tensor:
-        """The rewards per token: single tokens' rewards, and the completion's reward on its last token."""
+        """Rewards per token: the token rewards, plus the completion's reward on its last token."""
         experience = self.experience
         return place_on_last_token(self.rewards_B, experience.scored_mask_BT, experience.token_rewards_BT)
 
     def per_completion(self, compared_PG: Tensor) -> Tensor:
-        """`[B, T]`: one number per completion, scaled, and the return of the penalties from each token on."""
+        """`[B, T]`: the scaled value of the completion, plus the discounted penalties from each token on."""
         scaled_PG = compared_PG if isinstance(self.scale_PG, float) else compared_PG / self.scale_PG
         return self.with_penalties(self.experience.broadcast(scaled_PG))
 
@@ -62,25 +62,25 @@ class Scored:
 @dataclass(frozen=True, kw_only=True)
 class Baseline(Option):
     advantages: Callable[[Scored], Tensor]
-    """`[B, T]`, the normalisation by a scale included."""
+    """`[B, T]` advantages, including the division by a scale."""
     returns: Callable[[Scored], Tensor] | None = None
-    """`[B, T]` what a critic learns."""
+    """`[B, T]` regression targets of a critic."""
     group: int = 1
-    """The fewest completions per prompt."""
+    """Smallest number of completions per prompt."""
     per_token: bool = False
-    """Do the tokens of a completion have different advantages?"""
+    """True if the tokens of a completion may have different advantages."""
     from_rewards: bool = True
     reads_token_rewards: bool = False
     comparable: Callable[[Experience], Experience] = lambda experience: experience
-    """Without the completions that there is nothing to compare with."""
+    """Function that marks completions without a baseline as unscored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Normalisation(Option):
     scale: Callable[[Values, Experience], Tensor | float] = lambda values, experience: 1.0
-    """`[P, 1]`, or a scalar."""
+    """`[P, 1]` or scalar divisor."""
     instead: Callable[[Values, Experience], Tensor] | None = None
-    """`[P, G]`: takes the place of the baseline."""
+    """`[P, G]` advantages that replace those of the baseline."""
     after: Callable[[Values, Tensor, Tensor], Tensor] = lambda values, advantages_BT, mask_BT: advantages_BT
     group: int = 1
 
@@ -89,21 +89,21 @@ class Normalisation(Option):
 class Shaping(Option):
     shaped: Callable[[Values, Experience], Experience] = lambda values, experience: experience
     by_length: bool = False
-    """Does it look at how many tokens a completion has?"""
+    """True if the shaped reward depends on the number of tokens of a completion."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Aggregation(Option):
     reduce: Callable[[Values, Tensor, Batch, Totals], Tensor]
-    """(values, `[B, T]` loss, batch, totals) -> scalar."""
+    """Function (values, `[B, T]` loss, batch, totals) -> scalar loss."""
     weights: Callable[[Batch], Tensor] | None = None
-    """`[B]`: weights of the rows, where they depend on the other rows of the update."""
+    """`[B]` weights of the rows, if they depend on other rows of the update."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Filter(Option):
     drop: Callable[[Values, Outputs, Batch], Tensor] | None = None
-    """`[B, 1]` bool: completions that leave the policy term."""
+    """`[B, 1]` bool: completions that are dropped from the policy term."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +111,6 @@ class KLPlace(Option):
     in_reward: Literal["token", "completion"] | None = None
     in_loss: bool = False
     asks: frozenset[Need] = frozenset()
-    """Needs with a coefficient above 0."""
+    """Needs if kl_coef > 0."""
     estimators: tuple[str, ...] = ()
-    """Those with the gradient of a KL here (RULE 13)."""
+    """Estimators that have the gradient of a KL in this place (RULE 13)."""

@@ -1,4 +1,4 @@
-"""The ratios of `policy_gradient`, and what a term of the loss is given: how far the policy has moved (RULE 5)."""
+"""The ratios of `policy_gradient`, and the inputs and outputs of a term of the loss (RULE 5)."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from posttrain.types import Batch, Metrics, Outputs, Tensor
 @dataclass(frozen=True, kw_only=True)
 class Ratio(Option):
     ratio: Callable[[Tensor, Tensor | None, Tensor], Tensor] | None
-    """(logprobs, old_logprobs, mask) -> `[B, T]`, or `[B, 1]` where there is one per completion."""
+    """Function (logprobs, old_logprobs, mask) -> `[B, T]`, or `[B, 1]` if there is one ratio per completion."""
     per_completion: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Moved:
-    """What a trust region looks at."""
+    """The inputs of a trust region."""
 
     values: Values
     outputs: Outputs
@@ -56,18 +56,18 @@ class Moved:
         return per_completion(self.advantages_BT, self.mask_BT)
 
     def as_ratio(self, ratio: Tensor) -> tuple[Tensor, Tensor]:
-        """Advantages and mask in the shape of the ratio."""
+        """Return advantages and mask in the shape of the ratio."""
         return as_ratio(ratio, self.batch)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """The policy's part of the loss under each trust region, `[B, T]` or `[B, 1]`."""
+    """The policy's part of the loss under a trust region, `[B, T]` or `[B, 1]`."""
 
     policy: Tensor
-    """Weighted by an off-policy correction."""
+    """Policy term, which an off-policy correction weights."""
     penalty: Tensor | float = 0.0
-    """Not weighted."""
+    """Penalty, which no correction weights."""
     metrics: Metrics = field(default_factory=dict)
 
 
@@ -75,12 +75,12 @@ class Term:
 class TrustRegion(Option):
     term: Callable[[Moved], Term]
     ratios: tuple[str, ...]
-    """The ratios that it goes with."""
+    """Names of the supported ratios."""
     select: Callable[[Moved], Tensor] | None = None
-    """`[B, T]` bool: tokens chosen among all those of the update."""
+    """`[B, T]` bool: tokens chosen among all tokens of the update."""
     auto_correction: str = "tis"
     advantage_of: Literal["ratio", "token", "completion"] = "ratio"
-    """What has an advantage of its own in the term: whatever a ratio is of, each token, or the whole completion."""
+    """Unit that has its own advantage in the term: the same unit as the ratio, each token, or the whole completion."""
 
 
 RATIOS = {

@@ -1,4 +1,4 @@
-"""An algorithm that is a row of choices of `policy_gradient`."""
+"""The base class of algorithms that are a row of choices of `policy_gradient`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 
 @settings
 class Row(PolicyGradient):
-    """It computes the same as `policy_gradient` with its row and its settings."""
+    """An algorithm that computes the same numbers as `policy_gradient` with its row and its settings."""
 
     @property
     def composed(self) -> ComposedPolicyGradient:

@@ -27,7 +27,7 @@ from posttrain.functional.shaping import (
 )
 from posttrain.types import Experience, Tensor
 
-# Shaping: what is added to the rewards
+# Shapings: terms that are added to the rewards
 
 
 def adding(bonus_PG: Callable[[Values, Experience], Tensor]) -> Callable[[Values, Experience], Experience]:
@@ -41,7 +41,7 @@ def overlong(p: Values, x: Experience) -> Experience:
         raise ConfigError(
             given="shaping = soft_overlong without max_completion_length",
             allowed="the length at which the penalty is complete, an integer >= 1",
-            fix="Set max_completion_length; in a run it follows sampling.max_completion_length.",
+            fix="Set max_completion_length. A run sets it from sampling.max_completion_length.",
         )
     penalty_PG = soft_overlong(x.lengths_PG, p["max_completion_length"], p["overlong_buffer"])
     return replace(x, rewards_PG=x.rewards_PG + penalty_PG)
@@ -88,9 +88,9 @@ def by_mean_reward(p: Values, x: Experience) -> Tensor:
     mean_P1 = group_mean(x.rewards_PG, x.scored_PG)
     if (mean_P1 < 0).any():
         raise ConfigError(
-            given="normalisation = mean_reward, and prompts whose mean reward is negative",
-            allowed="rewards of at least 0: the mean stands for the probability to solve the prompt",
-            fix="Let wrong answers have reward 0, or use normalisation = group_std.",
+            given="normalisation = mean_reward, but some prompts have a negative mean reward",
+            allowed="rewards of at least 0: the mean estimates the probability of solving the prompt",
+            fix="Give wrong answers reward 0, or use normalisation = group_std.",
         )
     return mean_P1 + p["std_epsilon"]
 

@@ -1,4 +1,4 @@
-"""The terms of `policy_gradient` by trust region: what keeps an update near the policy it starts from (RULE 5, 16)."""
+"""The policy terms of `policy_gradient`, one for each trust region (RULE 5, 16)."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def log_clip(m: Moved) -> Term:
 
 
 def squared_log_ratio(m: Moved) -> Term:
-    """The square belongs to the completion: each of its tokens carries an equal part."""
+    """Penalise the squared log-ratio of the completion, split equally over its tokens."""
     square_B1 = sequence_log_ratio(m.logprobs_BT, m.batch.old_logprobs_BT, m.mask_BT).square()
     lengths_B1, nonempty_B1 = m.mask_BT.sum(dim=-1, keepdim=True), m.mask_BT.any(dim=-1, keepdim=True)
     pull_B1 = m.values["tau"] / 2 * square_B1 / lengths_B1.clamp(min=1)
@@ -72,7 +72,7 @@ def regression(m: Moved) -> Term:
 
 
 def as_weight(m: Moved, weight: Tensor) -> Tensor:
-    """`[B, T]` -weight * A * logprobs."""
+    """`[B, T]`: -weight * A * logprobs."""
     return -weight * m.advantages_BT * m.logprobs_BT
 
 
@@ -87,7 +87,7 @@ def weight_clip(m: Moved) -> Term:
 
 
 def kernel(m: Moved) -> Term:
-    """A token that the correction rejects is not part of the completion's ratio either."""
+    """Weight by the kernel of the completion's ratio, which leaves out tokens that the correction rejects."""
     batch = m.batch
     if batch.correction_BT is not None:
         batch = replace(batch, completion_mask_BT=m.mask_BT & (batch.correction_BT != 0))

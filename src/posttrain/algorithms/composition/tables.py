@@ -1,4 +1,4 @@
-"""The eight tables of `policy_gradient`, and one option of each."""
+"""The eight tables of `policy_gradient`, and the advantages for one choice from each."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ TABLES: Mapping[str, Mapping[str, Option]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """One option of each table."""
+    """One chosen option from each table."""
 
     baseline: Baseline
     normalisation: Normalisation
@@ -65,18 +65,18 @@ class Chosen:
 
     @property
     def reads_token_advantages(self) -> bool:
-        """May the tokens of a completion have different advantages?"""
+        """True if the tokens of a completion may have different advantages."""
         by_ratio = self.trust_region.advantage_of == "ratio" and not self.ratio.per_completion
         return self.filter.drop is None and (by_ratio or self.trust_region.advantage_of == "token")
 
     def values(self, given: Parameters) -> Values:
-        """Parameter -> what was given for it, or the default of the option that reads it."""
+        """Return parameter -> the given value, or the default of the option that reads it."""
         defaults = {name: default for option in self.options for name, default in option.reads.items()}
         return {n: default if getattr(given, n) is None else getattr(given, n) for n, default in defaults.items()}
 
 
 def scored_by(chosen: Chosen, p: Values, experience: Experience, state: Any) -> Scored:
-    """The rewards after shaping and, where it belongs to the reward, with the KL."""
+    """Return the rewards after shaping, with the KL if it is part of the reward."""
     shaped = chosen.shaping.shaped(p, chosen.baseline.comparable(experience))
     penalty_BT = None
     if chosen.kl.in_reward is not None and p["kl_coef"]:
@@ -89,7 +89,7 @@ def scored_by(chosen: Chosen, p: Values, experience: Experience, state: Any) -> 
 
 
 def advantages_of(chosen: Chosen, scored: Scored) -> Tensor:
-    """`[B, T]` baseline, then normalisation."""
+    """`[B, T]` advantages: the baseline is subtracted, then they are normalised."""
     experience, instead = scored.experience, chosen.normalisation.instead
     if instead is not None:
         return scored.with_penalties(experience.broadcast(instead(scored.values, experience)))

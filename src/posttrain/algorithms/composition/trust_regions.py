@@ -1,4 +1,4 @@
-"""The trust regions of `policy_gradient`: a term of the loss, and the ratios and settings that go with it (RULE 16)."""
+"""The trust regions of `policy_gradient`: each has a term of the loss, its ratios and its parameters (RULE 16)."""
 
 from __future__ import annotations
 

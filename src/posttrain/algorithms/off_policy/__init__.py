@@ -1,1 +1,1 @@
-"""Off-policy correction: one record for all published ones, how it acts on a batch, and what is measured."""
+"""Off-policy correction: one record for all published corrections, its effect on a batch, and its metrics."""

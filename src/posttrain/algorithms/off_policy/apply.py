@@ -1,4 +1,4 @@
-"""How a `Correction` acts on a batch: where the ratio is anchored, what each token weighs, which ones are rejected."""
+"""The effect of a `Correction` on a batch: the anchor of the ratio, the weights of the tokens, the rejected tokens."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from posttrain.types import Batch, Outputs, Tensor
 
 
 class Anchor(NamedTuple):
-    """Two `[B, T]` log-probabilities, constants for the gradient."""
+    """Two `[B, T]` log-probabilities that carry no gradient."""
 
     center_BT: Tensor | None
-    """Where the ratio of the algorithm is centred; None: at the policy itself."""
+    """The denominator of the algorithm's ratio; None: the policy itself."""
     corrected_BT: Tensor
     """The corrected log-probabilities: the weight is exp(corrected - sampler)."""
 
@@ -43,7 +43,7 @@ def _at_trainer(now_BT: Tensor, batch: Batch) -> Anchor:
 
 
 def _at_sampler(now_BT: Tensor, batch: Batch) -> Anchor:
-    """A token that the sampler gave no number for has ratio 1."""
+    """Return the sampler's log-probabilities as the anchor. A token without one has ratio 1."""
     sampling_BT = sampling_of(batch)
     return Anchor(torch.where(sampling_BT.isfinite(), sampling_BT, now_BT), now_BT)
 
@@ -51,7 +51,7 @@ def _at_sampler(now_BT: Tensor, batch: Batch) -> Anchor:
 def _between(now_BT: Tensor, batch: Batch) -> Anchor:
     if batch.versions_BT is None or batch.version is None:
         raise ConfigError(
-            given="correction: anchor = loglinear, but the batch does not say which policy version sampled which token",
+            given="correction: anchor = loglinear, but the batch does not say which policy version sampled each token",
             allowed="versions_BT and version, or anchor = trainer",
             fix="Pass Experience.from_rewards(..., versions_BT=..., version=...), or use correction = decoupled.",
         )
@@ -69,7 +69,7 @@ ANCHORS: dict[str, Callable[[Tensor, Batch], Anchor]] = {
 
 
 def trainer_logprobs(now_BT: Tensor, batch: Batch) -> Tensor:
-    """The trainer's log-probabilities before the update; None there means the policy's own (RULE 6)."""
+    """Return the trainer's log-probabilities before the update, or the policy's own if the batch has none (RULE 6)."""
     return now_BT if batch.old_logprobs_BT is None else batch.old_logprobs_BT.detach()
 
 
@@ -85,17 +85,17 @@ def sampling_of(batch: Batch) -> Tensor:
 
 @without_gradient
 def couple_rows(correction: Correction | None, batch: Batch) -> Batch:
-    """The weights of a whole update at once, where they depend on each other; rejected tokens may leave the mask."""
+    """Compute the weights over the whole update if they depend on each other. Rejected tokens may leave the mask."""
     if correction is None or not correction.couples_rows:
         return batch
     before_BT = getattr(batch, correction.looks_at)
     if before_BT is None:
-        return batch  # nobody has looked at the policy yet: the loss takes its rows for the whole update
+        return batch  # no log-probabilities of the policy yet: the loss treats its rows as the whole update
     return replace(_with_weights(correction, before_BT.detach(), batch), coupled=True)
 
 
 def anchor_and_weigh(correction: Correction | None, outputs: Outputs, batch: Batch) -> Batch:
-    """The batch with the ratio's anchor and, unless `couple_rows` has done it, with the weights."""
+    """Return the batch with the anchor of the ratio, and with the weights unless `couple_rows` has computed them."""
     if correction is None:
         return batch
     now_BT = outputs.logprobs_BT.detach()
@@ -112,7 +112,7 @@ def kept(
     sampling_BT: Tensor,
     mask_BT: Tensor,
 ) -> Tensor:
-    """Bool, of the shape of the score: which tokens or completions stay."""
+    """Return a bool in the shape of the score: true for the tokens or completions that are kept."""
     if rule.score == "second_moment":
         assert rule.high is not None
         return within_second_moment(delta_BT, mask_BT, rule.high)
@@ -127,7 +127,7 @@ def kept(
 
 
 def _with_weights(correction: Correction, now_BT: Tensor, batch: Batch) -> Batch:
-    """`correction_BT`: 0 where rejected, 1 outside the mask."""
+    """Return the batch with `correction_BT`: the weights, 0 for rejected tokens and 1 outside the mask."""
     mask_BT, sampling_BT = batch.completion_mask_BT, sampling_of(batch)
     corrected_BT = ANCHORS[correction.anchor](now_BT, batch).corrected_BT
     delta_BT = sampler_log_ratio(corrected_BT, sampling_BT, mask_BT)

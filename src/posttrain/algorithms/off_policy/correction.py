@@ -1,8 +1,8 @@
-"""Off-policy correction: one record for truncated and masked importance sampling, decoupled PPO and their relatives.
+"""Off-policy correction: one record for truncated and masked importance sampling, decoupled PPO and their variants.
 
     policy term  <-  sg[weight] * policy term         weight from  anchor / sampler,  anchor the centre of the ratio
 
-Sampler and trainer differ by numerics (engine mismatch) and by age (stale weights); both are corrected alike. The KL
+Sampler and trainer differ by numerics (engine mismatch) and by age (stale weights). One correction covers both. The KL
 term and the entropy bonus are not weighted. See docs/rules.md, RULE 26-30, and `functional.corrections`.
 """
 
@@ -19,34 +19,36 @@ from posttrain.errors import ConfigError
 
 @settings
 class Correction:
-    """Each named correction is one value of this record (`off_policy.names`)."""
+    """Settings of an off-policy correction. Each named correction is a value of this record (`off_policy.names`)."""
 
     key: ClassVar[str] = "correction"
 
     anchor: Literal["trainer", "sampler", "loglinear"] = "trainer"
-    """Centre of the ratio: the trainer's own log-probabilities before the update; the sampler's, without a pass of the
-    trainer (bypass); or a mixture of sampler and present policy by age, without a pass either (A-3PO)."""
+    """Centre of the ratio. trainer: the trainer's own log-probabilities before the update; sampler: the sampler's,
+    without a forward pass of the trainer (bypass); loglinear: a mixture of sampler and current policy by age, also
+    without a pass (A-3PO)."""
     level: Literal["token", "sequence", "geometric"] = "token"
-    """Of the weight anchor / sampler: each token's; the product over the completion; its geometric mean."""
+    """Level of the weight anchor / sampler. token: each token's; sequence: the product over the completion; geometric:
+    the geometric mean over the completion."""
     action: Literal["none", "full", "truncate", "mask", "reject"] = "truncate"
-    """none: no weight; full: the weight as it is; truncate: held between low and high; mask: the weight, but 0 where
-    the score is not between low and high; reject: 1, but 0 there."""
+    """Use of the weight. none: no weight; full: the weight without bounds; truncate: the weight, clamped to low and
+    high; mask: the weight, or 0 if the score is outside low and high; reject: 1, or 0 if the score is outside them."""
     score: Literal["weight", "second_moment"] | Score = "weight"
-    """What low and high bound under mask and reject: the weight; the ratio of another level; KPop's binary_kl or the
-    total_variation of the sampled token against all others, or their mean over the completion; k2 or k3 of the token,
-    or their sum, mean or max over the completion; M2PO's mean square of the log-ratio."""
+    """Quantity that low and high bound under mask and reject: the weight; the ratio of another level; KPop's binary_kl
+    or the total_variation of the sampled token against all others, or their mean over the completion; k2 or k3 of the
+    token, or their sum, mean or max over the completion; M2PO's mean square of the log-ratio (second_moment)."""
     low: NonNegative | None = None
     """Lower bound; none: no bound."""
     high: Positive | None = None
     """Upper bound; none: no bound."""
     reject: tuple[Rule, ...] = ()
-    """Rules beside the weight, all of which have to hold, as {score: sum_k3, high: 10}: a token or a completion that
-    breaks one has weight 0."""
+    """Additional rules such as {score: sum_k3, high: 10}. All of them must hold: a token or a completion that breaks
+    one has weight 0."""
     normalize: bool = False
-    """Divide the weights by their mean over the update, so that it keeps its size; slightly biased. The mean is over
-    tokens with level token, else over completions."""
+    """If true, the weights are divided by their mean over the update, so that the update keeps its size. This is
+    slightly biased. The mean is over tokens with level token, and over completions otherwise."""
     rejected_in_denominator: bool = True
-    """Rejected tokens keep their place in the denominator, so that the others do not count more (RULE 29)."""
+    """If true, rejected tokens stay in the denominator, so that the other tokens do not count more (RULE 29)."""
 
     def __post_init__(self) -> None:
         for fault, allowed, fix in FAULTS:
@@ -65,12 +67,12 @@ class Correction:
 
     @property
     def looks_at(self) -> str:
-        """The log-probabilities from which `prepare` computes weights that depend on other rows."""
+        """Name of the log-probabilities from which `prepare` computes weights that depend on other rows."""
         return "old_logprobs_BT" if self.anchor == "trainer" else "current_logprobs_BT"
 
     @property
     def couples_rows(self) -> bool:
-        """Does the weight of a token depend on other rows of the update?"""
+        """True if the weight of a token depends on other rows of the update."""
         return self.normalize or self.score == "second_moment" or not self.rejected_in_denominator
 
 
@@ -84,12 +86,12 @@ FAULTS: tuple[tuple[Callable[[Correction], bool], str, str], ...] = (
     (
         lambda c: c.action not in ("none", "full") and (c.low, c.high) == (None, None),
         "low, high or both",
-        "Set high = 2, or action = full for weights without a bound, or action = none for an anchor alone.",
+        "Set high = 2, or action = full for weights without a bound, or action = none to change only the anchor.",
     ),
     (
         lambda c: c.low is not None and c.high is not None and c.low > c.high,
         "low below high",
-        "Exchange them; both are absolute, not distances from 1.",
+        "Swap them. Both are absolute values, not distances from 1.",
     ),
     (
         lambda c: c.score != "weight" and c.action not in ("mask", "reject"),
@@ -98,18 +100,18 @@ FAULTS: tuple[tuple[Callable[[Correction], bool], str, str], ...] = (
     ),
     (
         lambda c: c.score not in RATIOS and (c.low is not None or c.high is None),
-        "high without low: the score is a divergence, never negative",
+        "high without low: the score is a divergence, which is never negative",
         "Set high = 0.1, for example, and leave low out.",
     ),
     (
         lambda c: c.score != "weight" and c.level != "token",
-        "another score than the weight only with level token",
-        "Leave level out, or score.",
+        "a score other than the weight only with level token",
+        "Leave level out, or leave score out.",
     ),
     (
         lambda c: not c.rejected_in_denominator and not c.rejects,
-        "rejected_in_denominator = true, as nothing is rejected",
-        "Set action = mask or reject, or leave it out.",
+        "rejected_in_denominator = true, because nothing is rejected",
+        "Set action = mask or reject, or leave rejected_in_denominator out.",
     ),
     (
         lambda c: c.normalize and not c.weighs,
@@ -118,8 +120,8 @@ FAULTS: tuple[tuple[Callable[[Correction], bool], str, str], ...] = (
     ),
     (
         lambda c: c.anchor == "trainer" and not c.weighs,
-        "a weight, or another anchor: this corrects nothing",
-        "Write correction = none, or set action = truncate.",
+        "a weight, or another anchor: these settings correct nothing",
+        "Set correction = none, or action = truncate.",
     ),
 )
-"""(what cannot be meant, what can, how to put it right)."""
+"""Each fault as (test, allowed, fix)."""

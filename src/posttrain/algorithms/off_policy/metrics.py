@@ -1,4 +1,4 @@
-"""The metrics of a correction: mismatch of sampler and trainer, weights, rejected tokens."""
+"""The metrics of a correction: mismatch between sampler and trainer, weights, rejected tokens."""
 
 from __future__ import annotations
 
@@ -20,31 +20,32 @@ from posttrain.functional.readings import nothing_in, number
 from posttrain.types import Batch, EffectiveShare, Max, Metrics, Outputs, Tensor
 
 MISMATCH_METRICS = {
-    "mismatch/kl": "mean of -delta over the trained tokens, delta = log trainer - log sampler within +-20, trainer "
-    "being old_logprobs, or logprobs where there are none: estimates KL(sampler || trainer), can be negative",
+    "mismatch/kl": "mean of -delta over the trained tokens, delta = log trainer - log sampler within +-20; trainer "
+    "is old_logprobs, or logprobs if there are none. Estimates KL(sampler || trainer), can be negative",
     "mismatch/k3": "mean of exp(delta) - 1 - delta: estimates the same, never negative",
     "mismatch/abs_mean": "mean of |delta|",
     "mismatch/abs_max": "largest |delta| of the step",
     "mismatch/chi2_token": "mean of w^2 - 1 over the trained tokens, w = exp(delta)",
     "mismatch/chi2_seq": "mean of W^2 - 1 over the completions, W = exp(sum of delta)",
     "mismatch/ppl_ratio": "mean over the completions of exp(mean of -delta)",
-    "mismatch/unreported_fraction": "share of trained tokens for which the sampler gave no finite log-probability: "
+    "mismatch/unreported_fraction": "share of trained tokens for which the sampler reported no finite log-probability; "
     "they count as delta = 0",
 }
 WEIGHT_METRICS = {
     "is/ess_fraction": "effective sample size (sum w)^2 / (n sum w^2) of the weights that the loss was multiplied by, "
-    "over the n trained tokens of the step, or over its completions where each has one weight",
-    "is/truncated_fraction": "share of them that were outside of low and high, and held there",
-    "is/masked_fraction": "share of trained tokens with weight 0. Without a place in the denominator, of the "
-    "completions that still train something",
+    "over the n trained tokens of the step, or over its completions if each has one weight",
+    "is/truncated_fraction": "share of these tokens or completions whose weight was outside low and high and was "
+    "truncated to a bound",
+    "is/masked_fraction": "share of trained tokens with weight 0. If rejected tokens leave the denominator, only "
+    "completions that still train something are counted",
 }
 CORRECTION_METRICS = MISMATCH_METRICS | WEIGHT_METRICS
 
 
 @without_gradient
 def correction_metrics(correction: Correction | None, outputs: Outputs, batch: Batch) -> Metrics:
-    """Metrics over the rows that train something, rejected tokens included; nothing without the sampler's
-    log-probabilities."""
+    """Return metrics over the rows that train something, including rejected tokens. There are none without the
+    sampler's log-probabilities."""
     mask_BT = batch.completion_mask_BT
     if batch.correction_BT is not None:
         mask_BT = mask_BT | (batch.correction_BT == 0)
@@ -61,7 +62,7 @@ def correction_metrics(correction: Correction | None, outputs: Outputs, batch: B
 
 
 def mismatch_metrics(before_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) -> Metrics:
-    """`before_BT` is the trainer's view of the tokens, `sampling_BT` that of the sampler."""
+    """Return the mismatch of the trainer's log-probabilities `before_BT` and the sampler's `sampling_BT`."""
     delta_BT, nonempty_B1 = sampler_log_ratio(before_BT, sampling_BT, mask_BT), mask_BT.any(dim=-1, keepdim=True)
     return {
         "mismatch/kl": mean_over(-delta_BT, mask_BT),
@@ -76,7 +77,7 @@ def mismatch_metrics(before_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) ->
 
 
 def weight_metrics(correction: Correction, delta_BT: Tensor, weight_BT: Tensor, mask_BT: Tensor) -> Metrics:
-    """Metrics of the applied weights: one weight per token, or one per completion."""
+    """Return metrics of the applied weights: one weight per token, or one per completion."""
     raw = LEVELS[correction.level](delta_BT, mask_BT)
     applied, counted = weight_BT, mask_BT
     if raw.shape[-1] == 1 and mask_BT.shape[-1] != 1:

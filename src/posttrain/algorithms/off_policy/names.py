@@ -1,4 +1,4 @@
-"""Corrections by the names of their papers and of verl, and what a config may say in place of a record."""
+"""Corrections by the names that their papers and verl use, and the values of the setting `correction`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMED: dict[str, Correction] = {
     "bypass": Correction(anchor="sampler", action="none"),
     "trl": Correction(level="sequence", action="mask", high=3),
 }
-"""What each name stands for."""
+"""Name -> the correction that it stands for."""
 
 CorrectionName = Literal[
     "auto", "none", "tis", "seq_tis", "mis", "seq_mis", "icepop", "kpop", "geo_rs", "geo_rs_tis", "seq_mask_tis",
@@ -43,27 +43,28 @@ CorrectionSetting = Annotated[
     Annotated[CorrectionName, Tag("<name>")] | Annotated[Correction, BeforeValidator(_built), Tag("<record>")],
     Discriminator(lambda given: "<name>" if isinstance(given, str) else "<record>"),
 ]
-"""A name, or a record of one's own."""
+"""A name, or the settings of a `Correction`."""
 
 
 def correction_of(setting: CorrectionName | Correction) -> Correction | None:
-    """The record behind a setting. `auto` is none here: a run decides it, by how its sampler computes."""
+    """Return the record that a setting stands for. None for `auto`: the run decides it from the sampler's numerics."""
     return setting if isinstance(setting, Correction) else NAMED.get(setting)
 
 
 def refuse_a_second_weight(correction: Correction | None, *, has_ratio: bool) -> None:
-    """RULE 27: a ratio around the sampler holds the weight already. An anchor that nothing reads is a mistake, too."""
+    """Refuse a weight on a ratio that is anchored at the sampler, because the ratio already contains it (RULE 27).
+    Refuse an anchor that nothing reads."""
     if correction is None:
         return
     if has_ratio and correction.anchor == "sampler" and correction.action not in ("none", "reject"):
         raise ConfigError(
             given=f"correction: anchor = sampler, action = {correction.action}, with a ratio",
             allowed="action = none or reject with anchor = sampler, or a weight with anchor = trainer",
-            fix="Write correction = bypass, or correction = tis; both would count trainer / sampler twice.",
+            fix="Set correction = bypass or correction = tis. A weight and this ratio count trainer / sampler twice.",
         )
     if not has_ratio and not correction.weighs:
         raise ConfigError(
             given=f"correction: anchor = {correction.anchor}, action = none, without a ratio",
             allowed="a weight",
-            fix="Write correction = {anchor: sampler, high: 2}, a weight of policy / sampler, or correction = tis.",
+            fix="Set correction = {anchor: sampler, high: 2}, a weight of policy / sampler, or correction = tis.",
         )

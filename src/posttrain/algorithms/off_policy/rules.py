@@ -1,4 +1,4 @@
-"""By which score a token or a completion is rejected (RULE 28)."""
+"""The scores by which a token or a completion is rejected, and their bounds (RULE 28)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ Score = Literal[
 
 @settings
 class Rule:
-    """A bound that a token or a completion must meet, or be rejected. If there are several rules, all must hold."""
+    """A bound on a score: a token or a completion that violates it is rejected. If there are several rules, all must
+    hold."""
 
     key: ClassVar[str] = "correction.reject"
 
     score: Score
-    """The ratio of a level; or a divergence: KPop's binary KL, the total variation |p - q| of the sampled token, or
-    their mean over the completion; or k2 or k3 per token, or their sum, mean or largest value over the completion."""
+    """Score to bound: the ratio of a level; or a divergence, which is KPop's binary KL or the total variation |p - q|
+    of the sampled token, or their mean over the completion; or k2 or k3 per token, or their sum, mean or maximum over
+    the completion."""
     low: NonNegative | None = None
     """Lower bound of a ratio; none: no bound."""
     high: Positive | None = None
@@ -36,7 +38,7 @@ class Rule:
         if (self.low, self.high) == (None, None) or (divergence and (self.low is not None or self.high is None)):
             raise ConfigError(
                 given=f"correction.reject: score = {self.score}, low = {self.low}, high = {self.high}",
-                allowed="high without low: the score is a divergence, never negative" if divergence else "low or high",
+                allowed="high without low: a divergence is never negative" if divergence else "low or high",
                 fix="Set high = 0.1, for example." if divergence else "Set low = 0.999 and high = 1.001, for example.",
             )
 
@@ -46,4 +48,4 @@ RATIOS = ("weight", "token", "sequence", "geometric")
 
 
 AGAINST_ALL_OTHERS = {"binary_kl": binary_kl_score, "total_variation": total_variation_score}
-"""Scores of the sampled token against all others."""
+"""Scores that compare the sampled token with all others."""
