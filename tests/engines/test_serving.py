@@ -206,7 +206,7 @@ def test_settings_that_would_do_nothing_are_refused(given, said):
     [
         (["eval", "model", "train.steps=3"], "the argument train.steps=3"),
         (["chat", "model", "hello"], "the argument hello"),
-        (["eval", "model", "--data", "x.jsonl", "--as", "pairs", "rollout.engine=vllm"], "for given answers"),
+        (["eval", "model", "--data", "x.jsonl", "--as", "pairs", "rollout.engine=vllm"], "on given answers"),
     ],
 )
 def test_arguments_that_mean_nothing_are_named(arguments, said, capsys):

@@ -60,7 +60,7 @@ def test_parts_may_be_blocks_of_rows_and_columns(tmp_path):
     index = json.loads((tmp_path / INDEX).read_text())
     index["tensors"]["a"]["parts"][3][1] = [4, 2]
     (tmp_path / INDEX).write_text(json.dumps(index))
-    with pytest.raises(CheckpointError, match="some of its .* numbers are in no file or in two"):
+    with pytest.raises(CheckpointError, match=r"some of its .* numbers are in no file or in two"):
         read_state(tmp_path)[0]["a"]
 
 

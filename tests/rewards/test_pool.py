@@ -298,7 +298,7 @@ def test_an_interrupt_kills_the_busy_workers_and_no_more(hostile, children):
 
 def test_values_that_json_cannot_hold_are_refused_by_their_type(hostile):
     path, name = hostile.rsplit(":", 1)
-    with WorkerPool(1) as pool, pytest.raises(DataError, match="holds a value of type bytes"):
+    with WorkerPool(1) as pool, pytest.raises(DataError, match="has a value of type bytes"):
         pool.run([Job(target=Target(path=path, name=name), calls=[{"completion": b"x"}], timeout=5)])
 
 

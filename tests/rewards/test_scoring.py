@@ -292,7 +292,7 @@ def test_what_stops_a_reward_stops_the_sampling(built):
 
 def test_what_cannot_be_sent_to_a_worker_is_an_error_and_the_workers_stay_usable(function, built):
     rewards = built(Reward(function=function("picky")), workers=1)
-    with pytest.raises(DataError, match="holds a value of type bytes"):
+    with pytest.raises(DataError, match="has a value of type bytes"):
         rewards.score([prompt(0, level=b"2"), prompt(1, level=b"2")], [[completion("a")], [completion("a")]])
     assert rewards.score([prompt(0, level=2)], [[completion("a")]]).rewards_PG == [[0.5]]
 
