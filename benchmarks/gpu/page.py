@@ -25,22 +25,22 @@ TITLES = {
 INTRODUCTION = """# Speed on a card
 
 `make bench-gpu` measures posttrain and [TRL](https://github.com/huggingface/trl), which samples with
-[vLLM](https://github.com/vllm-project/vllm) on the same card, and writes this page. On processors:
-[speed.md](speed.md).
+[vLLM](https://github.com/vllm-project/vllm) on the same card, and writes this page. [speed.md](speed.md) has the same
+for CPUs.
 
-- **Work.** Shapes of Qwen2.5 with random weights. A step has 16 prompts of 64 to 244 tokens and 8 completions of each,
-  most of them short and a few up to 512 tokens long; the lengths are forced on every side. SFT takes 64 of those rows,
-  DPO 32 pairs.
-- **Sides** run one after the other, each alone on the card. The first step warms up. Figures are medians of up to five
-  steps; in brackets stands the lowest and the highest ratio of single steps.
+- **Work.** The models have the shapes of Qwen2.5 and random weights. A step has 16 prompts of 64 to 244 tokens with 8
+  completions each. Most completions are short, and a few have up to 512 tokens. The lengths are forced on every side.
+  SFT takes 64 of these rows, DPO 32 pairs.
+- **Sides** run one after the other, each alone on the card. The first step is a warm-up. Figures are medians of up to
+  five steps. Brackets have the lowest and the highest ratio of single steps.
 - **posttrain** computes in bfloat16 under autocast with weights, gradients and AdamW in float32. Micro-batches have
-  16,384 tokens at 0.5B, 8,192 at 1.5B and 4,096 at 3B; everything else is the default.
-- **TRL** is the default of its trainers: bfloat16 under autocast, gradient checkpointing, 8 rows at a time, vLLM in the
-  same process with 0.3 of the card. *TRL best* does without checkpointing, takes 16 rows and has its weights in
-  bfloat16, too; SFT without padding; DPO with the reference computed before, outside of the step.
-- **Share of the matrix rate**: the operations that the training of a step needs (`benchmarks/gpu/work.py` has the
-  formula and its source; nothing is counted twice, no recomputation and no padding) by its seconds, over the rate of a
-  plain product of 8192 x 8192 matrices in bfloat16 on the same card.
+  16,384 tokens for 0.5B, 8,192 for 1.5B and 4,096 for 3B. All other settings are the defaults.
+- **TRL** has the defaults of its trainers: bfloat16 under autocast, gradient checkpointing, 8 rows at a time, and vLLM
+  in the same process with 0.3 of the card. *TRL best* has no checkpointing, takes 16 rows at a time and has bfloat16
+  weights, too. Its SFT is without padding. Its DPO computes the reference log-probabilities before the step.
+- **Share of the matrix rate**: the operations that the training of a step needs, divided by its seconds and by the rate
+  of a plain product of 8192 x 8192 matrices in bfloat16 on the same card. `benchmarks/gpu/work.py` has the formula and
+  its source. It counts no operation twice, no recomputation and no padding.
 """
 
 
@@ -54,7 +54,7 @@ def page_of(result: Result) -> str:
 
 
 def _goals(result: Result) -> str:
-    lines = ["## What was asked, what was reached\n", "| | asked | measured | |", "|---|---|---|---|"]
+    lines = ["## Goals and results\n", "| | goal | measured | |", "|---|---|---|---|"]
     for goal in GOALS:
         found = reached(goal, result)
         told = "not measured | |" if found is None else f"{goal.form(found)} | {_verdict(goal.bound, found)} |"
