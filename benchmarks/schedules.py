@@ -185,7 +185,8 @@ def tables(found: dict[str, Any]) -> dict[str, str]:
     """The tables for docs/: the invariants, and the faults."""
     faults = [[kind, f"{found['faults'][kind]:,}", f"{found['answered'][kind]:,}"] for kind in FAULTS]
     ends = "; ".join(f"{count:,} {how}" for how, count in sorted(found["ends"].items()))
-    counted = f"{found['schedules']:,} schedules took {found['cpu_seconds'] / 60:.0f} minutes of CPU time. Their ends: {ends}."
+    minutes = f"{found['cpu_seconds'] / 60:.0f} minutes of CPU time"
+    counted = f"{found['schedules']:,} schedules took {minutes}. Their ends: {ends}."
     return {
         "invariants": table(["name", "what holds"], list(INVARIANTS.items())),
         "faults": f"{counted}\n\n" + table(["fault", "happened", "noticed"], faults),
