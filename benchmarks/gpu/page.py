@@ -83,7 +83,7 @@ def _case(task: str, case: Result, result: Result) -> str:
         for pair, one in case["ratios"].items()
     )
     failed = [f"- {name}: {side['failed']}" for name, side in case["sides"].items() if "failed" in side]
-    tokens = f"{case['tokens']['sampled']:,} tokens of completions, {case['tokens']['shared']:,} with their prompts."
+    tokens = f"Completions have {case['tokens']['sampled']:,} tokens, {case['tokens']['shared']:,} with their prompts."
     table = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *rows]
     lines = [f"### {billions(case)} parameters\n", tokens + "\n", *table, *(["", ratios] if ratios else [])]
     return "\n".join([*lines, *(["", *failed] if failed else [])]) + "\n"
@@ -136,7 +136,7 @@ def _memory(result: Result) -> str:
     if not rows:
         return ""
     head = [
-        "## What the planner had said\n",
+        "## Predictions of the planner\n",
         "| step | side | memory, planned | measured | | seconds, planned | measured |",
     ]
     return "\n".join([*head, "|---|---|---|---|---|---|---|", *rows]) + "\n"
@@ -154,11 +154,11 @@ def _calibration(result: Result) -> str:
     ]
     lines = [
         "## Calibration of the planner\n",
-        f"`posttrain plan --probe` on this card, {c['date']}: products reach "
-        f"{(c['bfloat16'] or c['float32']) / 1e12:,.0f} TFLOP/s, training {c['compute']:.0%} of that, copies "
-        f"{c['bandwidth'] / 1e9:,.0f} GB/s, and a layer takes at least {1e6 * c['layer_call']:.0f} µs. Plans for this "
-        "kind of card use it (`src/posttrain/lab/plan/measured.json`).\n",
-        "| the probe's step | planned before | measured |",
+        f"`posttrain plan --probe` measured this card on {c['date']}. Products reach "
+        f"{(c['bfloat16'] or c['float32']) / 1e12:,.0f} TFLOP/s, training reaches {c['compute']:.0%} of that, copies "
+        f"reach {c['bandwidth'] / 1e9:,.0f} GB/s, and a layer takes at least {1e6 * c['layer_call']:.0f} µs. Plans for "
+        "this kind of card use these rates (`src/posttrain/lab/plan/measured.json`).\n",
+        "| the probe's step | planned before the probe | measured |",
         "|---|---|---|",
         *rows,
     ]
@@ -169,7 +169,7 @@ def _left_out(result: Result) -> str:
     if not result["skipped"]:
         return ""
     rows = [f"- {name}: {reason}" for name, reason in result["skipped"].items()]
-    return "\n".join(["## What was left out\n", *rows]) + "\n"
+    return "\n".join(["## Parts that were left out\n", *rows]) + "\n"
 
 
 def _machine(result: Result) -> str:
@@ -180,8 +180,8 @@ def _machine(result: Result) -> str:
     lines = ["## The machine\n", f"{card['name']}{driver}; torch {about['torch']}, {versions}."]
     if rates:
         lines.append(
-            f"A product of large matrices in bfloat16 runs at {rates['bfloat16_flops'] / 1e12:,.1f} TFLOP/s, a copy at "
-            f"{rates['bytes_per_second'] / 1e9:,.0f} GB/s, read and written."
+            f"A product of large matrices in bfloat16 runs at {rates['bfloat16_flops'] / 1e12:,.1f} TFLOP/s. A copy "
+            f"runs at {rates['bytes_per_second'] / 1e9:,.0f} GB/s, reads and writes together."
         )
     dates = {(part["origin"]["date"], part["origin"]["commit"]) for part in result["parts"].values()}
     lines.append("Measured " + "; ".join(f"on {date} of commit {commit}" for date, commit in sorted(dates)) + ".")
