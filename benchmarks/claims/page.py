@@ -94,10 +94,11 @@ This page tests seven claims from the literature on tiny models, and shows **whi
 claim that is not shown here may still be true for large models and long answers.
 
 Each claim is one file in [benchmarks/claims](../benchmarks/claims), and `posttrain compare` tests it ([how it
-compares](compare.md)). All arms have the same seeds, the same start model and the same budget. Intervals are over seeds
-and examples. P-values are corrected for the number of arms. The models are tiny (130 thousand parameters, characters as
-tokens, answers of six letters), the runs are short, and the seeds are few. The first number of a claim decides. *Holds*
-and *does not hold* need p < 0.05. Everything else is *not shown*, also an effect that is too small for so few runs.
+compares](compare.md)). All arms have the same seeds, the same start model and the same budget. Intervals are over
+seeds and examples. P-values are corrected for the number of arms. The models are tiny (130 thousand parameters,
+characters as tokens, answers of six letters), the runs are short, and the seeds are few. The first number of a claim
+decides. *Holds* and *does not hold* need p < 0.05. Everything else is *not shown*, also an effect that is too small
+for so few runs.
 
 **† Five of the seven settings were changed after trial runs**, between the first version of the file and the runs on
 this page. Each section says what was changed. A p-value is valid only for a setting that was fixed before anybody saw
@@ -170,7 +171,7 @@ def _beside(results: Mapping[str, Result], claim: Claim) -> str:
     arms = results[claim.key]["arms"]
     first, second = (arms[arm]["measures"][number.name] - nothing for arm in (number.first, number.second))
     return (
-        f"A run of the tiny model takes {nothing:.2f} GB. Without these, {number.first} takes {first:.2f} GB and "
+        f"A run of the tiny model takes {nothing:.2f} GB. After subtracting it, {number.first} takes {first:.2f} GB and "
         f"{number.second} {second:.2f} GB, a ratio of {first / second:.2f}. This ratio has no interval."
     )
 
