@@ -171,8 +171,8 @@ def _beside(results: Mapping[str, Result], claim: Claim) -> str:
     arms = results[claim.key]["arms"]
     first, second = (arms[arm]["measures"][number.name] - nothing for arm in (number.first, number.second))
     return (
-        f"A run of the tiny model takes {nothing:.2f} GB. After subtracting it, {number.first} takes {first:.2f} GB and "
-        f"{number.second} {second:.2f} GB, a ratio of {first / second:.2f}. This ratio has no interval."
+        f"A run of the tiny model takes {nothing:.2f} GB. After subtracting it, {number.first} takes {first:.2f} GB "
+        f"and {number.second} {second:.2f} GB, a ratio of {first / second:.2f}. This ratio has no interval."
     )
 
 
