@@ -92,7 +92,7 @@ def cpu_seconds() -> float:
 
 # --- the page ---------------------------------------------------------------------------------------------------------
 
-HEAD = ("recipe", "seed", "score before", "after", "of the optimal policy", "answers with a call", "minutes of CPU")
+HEAD = ("recipe", "seed", "score before", "after", "best possible", "answers with a call", "CPU minutes")
 
 
 def row(name: str, found: Mapping[str, Any]) -> list[str]:

@@ -67,13 +67,13 @@ class Recipe:
 
 
 ON_POLICY = {"train.minibatches": 1}
-NO_RATIO = "one update per batch, because it has no ratio that would correct a second one"
+NO_RATIO = "one update per batch, because it has no ratio that could correct a second update"
 REFILLED = {"train.prompts_per_step": 28, "train.max_sampling_rounds": 100}
 REFILL_NOTE = (
-    "groups without signal are replaced: a step trains on 28 groups and samples about as many as the others' 64"
+    "groups without signal are replaced. A step trains on 28 groups and samples about 64 groups, as many as the others"
 )
 STALE = {"train.publish_every": 4}
-STALE_NOTE = "the sampler gets new weights every fourth step only"
+STALE_NOTE = "the sampler gets new weights only every fourth step"
 RECIPES: dict[str, Recipe] = {
     "reinforce": Recipe({"name": "reinforce"}, page=True, given=ON_POLICY, note=NO_RATIO),
     "remax": Recipe({"name": "remax"}, page=True, given=ON_POLICY, note=NO_RATIO),
@@ -107,17 +107,18 @@ RECIPES: dict[str, Recipe] = {
     "dro": Recipe({"name": "dro"}),
     "grpo_passk": Recipe({"name": "grpo_passk"}),
     "policy_gradient": Recipe(
-        {"name": "policy_gradient"}, given=ON_POLICY, note="GRPO's row, which is its default, in one update per batch"
+        {"name": "policy_gradient"}, given=ON_POLICY, note="GRPO's composition, the default, with one update per batch"
     ),
     "distillation": Recipe(
         {"name": "distillation"},
         given={"rewards": [], "check": [{"name": "exact_match"}], **ON_POLICY},
-        note="no reward in training; the teacher is the model that grpo ended with, seed 0",
+        note="training has no reward. The teacher is the model that `grpo` trained with seed 0",
     ),
     "online_dpo": Recipe(
         {"name": "online_dpo", "pairs": "all"},
         given=ON_POLICY,
-        note="every two answers of a group with different rewards are a pair; one update per batch",
+        note="two answers of a group with different rewards form a pair, and all such pairs are used. One update per "
+        "batch",
     ),
     "decoupled PPO": Recipe({"name": "grpo", "correction": "decoupled"}, page=True, given=STALE, note=STALE_NOTE),
     "stale, uncorrected": Recipe({"name": "grpo", "correction": "none"}, given=STALE, note=STALE_NOTE),
@@ -252,18 +253,20 @@ def in_process(name: str, seed: int, work: Path, teacher: str | None) -> dict[st
 
 HEAD = """<!-- written by: python benchmarks/algorithms.py -->
 
-# The algorithms side by side
+# The algorithms compared on one task
 
     python benchmarks/algorithms.py
 
-The demonstration task (sort the letters of a word, reward 1 for the exact answer and else 0), the same tiny model and
-the same rollout budget for every algorithm: {steps} steps x 64 prompts x 8 completions = {completions:,} completions.
-Learning rate 5e-4, two updates per batch unless said otherwise, everything else at the algorithm's defaults. Scores are
-greedy accuracy on 256 held-out words with the 95% interval; with three seeds the median run is shown, and behind it all
-three.
+The command trains every algorithm on the demonstration task: sort the letters of a word, with reward 1 for the exact
+answer and 0 otherwise. All algorithms have the same tiny model and the same rollout budget: {steps} steps x 64 prompts
+x 8 completions = {completions:,} completions. The learning rate is 5e-4, and each batch gets two updates unless a note
+below the table says otherwise. All other settings are the algorithm's defaults. A score is the greedy accuracy on 256
+held-out words with its 95% interval. If there are three seeds, the table shows the median run and lists the scores of
+all three.
 
-This compares *settings on one small task*: it shows that each algorithm learns, what it costs and how far it moves. It
-does not rank algorithms for your task: most lines differ by less than the seeds of one line do.
+The table compares *settings on one small task*. It shows that each algorithm learns, what it costs and how far it
+moves from the starting model. It does not rank algorithms for your task: most lines differ by less than the seeds of
+one line.
 
 """
 
@@ -273,12 +276,17 @@ COLUMNS = (
     "largest KL", "clip fraction",
 )  # fmt: skip
 
-FOOT = """Baseline of the starting models (one per seed): {baselines}. Tokens count prompts and completions; those to
-0.8 until the first evaluation (every tenth step) at 0.8 or more. CPU seconds are those of the run with one thread, its
-evaluations and the processes of its rewards included. Peak memory is the resident set of the whole process; Python
-and the libraries take about 500 MB of it. KL is the mean over completions of log(policy / starting model), in nats per
-completion, the largest of every tenth step. The clip fraction is the mean over all steps, of tokens or, for ratios of
-whole completions, of completions."""
+FOOT = """- **Baselines** of the starting models, one per seed: {baselines}.
+- **Tokens** count prompts and completions. *Tokens to 0.8* counts until the first evaluation with a score of at least
+  0.8. There is an evaluation every tenth step.
+- **CPU seconds** include evaluations and the processes that compute rewards. A run has one thread.
+- **Peak memory** is the resident memory of the whole process. Python and the libraries take about 500 MB of it.
+- **KL** is the mean over completions of log(policy / starting model), in nats per completion. It is computed at every
+  tenth step, and the table shows the largest value.
+- **Clip fraction** is the clipped share of tokens, or of completions if a ratio belongs to a whole completion. It is
+  the mean over all steps.
+
+Notes:"""
 
 
 def write_page(results: Sequence[Mapping[str, Any]]) -> None:

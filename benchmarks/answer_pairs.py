@@ -34,38 +34,38 @@ PAGE = HERE.parent / "docs" / "math.md"
 BEGIN, END = "<!-- answer pairs: begin -->", "<!-- answer pairs: end -->"
 FILES = {"answer_pairs_math_verify.jsonl": "math-verify's cases", "answer_pairs_qwen_math100.jsonl": "Qwen's answers"}
 
-COMMA = "a decimal comma in the gold is a list: `decimal_comma`"
+COMMA = "`math` reads a decimal comma in the gold as a list: `decimal_comma`"
 CHAIN = "a chain of equations whose sides differ gives no answer: `last_side`"
 INEXACT = "a decimal is not an exact value, however many digits it has: `rounded_places`"
 REASONS: dict[tuple[str, int], str] = {
     **{("answer_pairs_math_verify.jsonl", row): COMMA for row in (6, 17)},
     **{("answer_pairs_math_verify.jsonl", row): CHAIN for row in (35, 98, 100, 101, 104, 114, 115)},
     **{("answer_pairs_math_verify.jsonl", row): INEXACT for row in (126, 133, 139)},
-    ("answer_pairs_math_verify.jsonl", 30): "a computation is left to the reader: `require_evaluated`",
-    ("answer_pairs_math_verify.jsonl", 123): "a sum of two matrices is left to the reader: `require_evaluated`",
-    ("answer_pairs_math_verify.jsonl", 124): "a product of two matrices is left to the reader: `require_evaluated`",
+    ("answer_pairs_math_verify.jsonl", 30): "a computation is not evaluated: `require_evaluated`",
+    ("answer_pairs_math_verify.jsonl", 123): "a sum of two matrices is not evaluated: `require_evaluated`",
+    ("answer_pairs_math_verify.jsonl", 124): "a product of two matrices is not evaluated: `require_evaluated`",
     ("answer_pairs_math_verify.jsonl", 15): "`10 which is 1,000.99` names two numbers: `last_side`",
-    ("answer_pairs_math_verify.jsonl", 172): "boxes with 200 and 255 beside a statement of 10,455: `final_statement`",
-    ("answer_pairs_math_verify.jsonl", 31): "label of a stricter extraction: a formula may span lines",
-    ("answer_pairs_math_verify.jsonl", 32): "label of a stricter extraction: a formula may span lines",
-    ("answer_pairs_math_verify.jsonl", 103): "an estimate, `x ≈ 11`, is no exact value: `last_side`",
+    ("answer_pairs_math_verify.jsonl", 172): "boxes have 200 and 255, the statement has 10,455: `final_statement`",
+    ("answer_pairs_math_verify.jsonl", 31): "the label assumes a stricter extraction: a formula may span lines",
+    ("answer_pairs_math_verify.jsonl", 32): "the label assumes a stricter extraction: a formula may span lines",
+    ("answer_pairs_math_verify.jsonl", 103): "an estimate, `x ≈ 11`, is not an exact value: `last_side`",
     ("answer_pairs_math_verify.jsonl", 109): "the gold is a chain of equations whose sides differ: `last_side`",
     (
         "answer_pairs_math_verify.jsonl",
         162,
-    ): "`{1,3}`, which LaTeX prints as 1,3, is no point: `bare_points`",
+    ): "LaTeX prints `{1,3}` as 1,3, which is not a point: `bare_points`",
     (
         "answer_pairs_math_verify.jsonl",
         187,
-    ): "an interval and its inequality are one: `inequality_as_set`",
+    ): "an interval and its inequality are the same set: `inequality_as_set`",
     (
         "answer_pairs_math_verify.jsonl",
         190,
-    ): "of boxes with signs between them the last counts: `every_box`",
-    ("answer_pairs_math_verify.jsonl", 217): "the gold is cut off within its box: an error of the data",
+    ): "if signs separate several boxes, only the last box counts: `every_box`",
+    ("answer_pairs_math_verify.jsonl", 217): "the gold is cut off inside its box, an error in the data",
     ("answer_pairs_math_verify.jsonl", 253): "f(x) and f(y) are different symbols",
     ("answer_pairs_math_verify.jsonl", 263): "1 + 1/e is not 1 - 1/e: the label is wrong",
-    ("answer_pairs_qwen_math100.jsonl", 583): "`10{,}000` is 10000: the label is of a comparison of characters",
+    ("answer_pairs_qwen_math100.jsonl", 583): "`10{,}000` is 10000: the label comes from comparing characters",
 }
 LENIENT_REASONS: dict[tuple[str, int], str] = {
     **{key: REASONS[key] for key in REASONS if key[1] in (31, 32, 217, 253, 263, 583)},
@@ -76,10 +76,10 @@ LENIENT_REASONS: dict[tuple[str, int], str] = {
 _CASES = "answer_pairs_math_verify.jsonl"
 RULES = {
     "one answer": (15, 35, 98, 100, 101, 104, 109, 114, 115, 172),
-    "exact golds take no decimals": (126, 133, 139),
-    "an estimate is no exact value": (103,),
-    "a set is no tuple": (162,),
-    "symbols are told apart": (253,),
+    "an exact gold accepts no decimals": (126, 133, 139),
+    "an estimate is not an exact value": (103,),
+    "a set is not a tuple": (162,),
+    "symbols differ": (253,),
     "an interval is its inequality": (187,),
     "a formula may span lines": (31, 32),
     "thousands may be grouped": (583,),
@@ -227,7 +227,7 @@ def _table(strict: list[Pair], lenient: list[Pair]) -> Iterator[str]:
 
 def _departures(wrong: list[Pair], lenient: list[Pair]) -> Iterator[str]:
     """The table of pairs for which `math` departs from the label."""
-    yield "| gold | completion | label | `math` | `math_lenient` | math-verify | why: option | rule against the label |"
+    yield "| gold | completion | label | `math` | `math_lenient` | math-verify | reason: option | contradicted rule |"
     yield "|---|---|---|---|---|---|---|---|"
     accepted = {(pair.file, pair.row): pair.accepted for pair in lenient}
     for pair in wrong:
@@ -238,7 +238,7 @@ def _departures(wrong: list[Pair], lenient: list[Pair]) -> Iterator[str]:
 
 def _remaining(wrong: list[Pair]) -> Iterator[str]:
     """The table of pairs for which `math_lenient` departs from the label."""
-    yield "| gold | completion | label | `math_lenient` | math-verify | why |"
+    yield "| gold | completion | label | `math_lenient` | math-verify | reason |"
     yield "|---|---|---|---|---|---|"
     for pair in wrong:
         cells = [_code(pair.gold), _code(pair.given), _word(pair.label), _said(pair), _word(pair.theirs)]

@@ -83,7 +83,7 @@ def config_of(name: str, folder: Path) -> dict[str, Any]:
 
 def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
     """The table for docs/plan.md."""
-    head = ("recipe", "tokens behind a prompt, at most", *(f"{phase}: planned, measured MB" for phase in PHASES),
+    head = ("recipe", "most tokens after a prompt", *(f"{phase}: planned, measured MB" for phase in PHASES),
             "a step: planned, measured")  # fmt: skip
     return {"planned turns": table(head, [_line(name, one) for name, one in found.items()])}
 

@@ -101,19 +101,22 @@ def ranked(run: Run, folder: Path) -> dict[str, Any]:
 
 HEAD = """# Preference losses, measured
 
-Preferences whose truth is known, `task:pairs/taste`: a prompt is a word and a mark, an answer five letters, and the
-mark says which letters are liked. Both answers of a pair are drawn alike and the better one was chosen, so that no
-start model can rank them: it is right about half of the time. Losses on single answers get `task:labels/taste`. The
-model is `tiny:sort` (130 thousand parameters, trained to sort letters): {steps} steps of 32 pairs or 64 answers,
-learning rate 1e-3, everything else at the algorithm's defaults unless said otherwise.
-
-Accuracy is the share of {pairs} held-out pairs whose chosen answer has the higher summed log-probability, ties 1/2,
-with its 95% interval. *Implicit* is the same by the log-ratio to the model before training. *Chosen* and *rejected* say
-where the likelihood went: the mean change of the summed log-probability, in nats per answer. Where it is negative for
-the chosen answers too, the loss has told the two apart by making both unlikely. Seconds are wall time; during `mpo`
-the machine was busy with other work.
-
     python benchmarks/preferences.py
+
+The command trains `tiny:sort` (130 thousand parameters, trained to sort letters) with each preference loss, and ranks
+held-out pairs before and after. In this task, `task:pairs/taste`, the true preference is known: a prompt is a word and
+a mark, an answer is five letters, and the mark determines which letters are preferred. Both answers of a pair come
+from the same distribution, and the better one is the chosen answer. So no start model can rank them: it is right about
+half of the time. Losses on single answers train on `task:labels/taste`. A run has {steps} steps of 32 pairs or 64
+answers and a learning rate of 1e-3. All other settings are the algorithm's defaults unless a note below the table says
+otherwise.
+
+- *Before* and *after* are accuracies: the share of {pairs} held-out pairs whose chosen answer has the higher summed
+  log-probability, with its 95% interval. A tie counts 1/2.
+- *Implicit* is the same accuracy by the log-ratio to the model before training.
+- *Chosen* and *rejected* show the mean change of the summed log-probability, in nats per answer. If it is negative for
+  the chosen answers, too, the loss has separated the two by making both less likely.
+- *Seconds* are wall-clock time. While `mpo` ran, the machine was busy with other work.
 """
 COLUMNS = ("algorithm", "before", "after", "implicit", "margin, nats", "chosen", "rejected", "seconds")
 
@@ -123,7 +126,7 @@ def write_page(runs: Sequence[Mapping[str, Any]]) -> None:
     lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     lines += [table_line(run) for run in runs]
     few = [f"`{run['name']}`" for run in runs if run["trained"]["accuracy"]["mean"] < ENOUGH]
-    lines += ["", f"Below {ENOUGH:.0%} afterwards: {', '.join(few) or 'none'}."]
+    lines += ["", f"Losses with an accuracy below {ENOUGH:.0%} after training: {', '.join(few) or 'none'}."]
     notes = [f"- `{run['name']}`: " + ", ".join(f"{k} = {v}" for k, v in run["given"].items()) for run in runs]
     lines += ["", *(note for run, note in zip(runs, notes, strict=True) if run["given"])]
     PAGE.write_text("\n".join(lines).rstrip() + "\n")

@@ -86,22 +86,31 @@ def measure(name: str, folder: Path) -> dict[str, Any]:
 
 HEAD = """# Preference losses on real data, measured
 
-A real small model, minimind2-small (25.8 million parameters, a chat model), on three public sets of preferences. Runs
-are short: {steps}; answers have at most {length} tokens with their prompt. Nothing is tuned, and intervals are wide:
-this shows what the measures say on real data, not which loss is best. `../shared/data` has the model and the data.
-
     python benchmarks/real_preferences.py
 
-*Ranked* is the share of held-out pairs whose chosen answer has the higher summed log-probability (of a reward model:
-the higher score); *implicit* the same by the log-ratio to the model before training, which is what a loss with a
-reference trains. *Margin* is the mean difference of those log-ratios in nats (of a reward model: of scores). *Chosen*
-and *rejected* say where the likelihood went, in nats per answer. 95% intervals; a difference whose interval holds 0
-shows nothing.
+The command trains minimind2-small, a small real chat model with 25.8 million parameters, on three public preference
+data sets. Runs are short: {steps}. An answer and its prompt have at most {length} tokens together. Nothing was tuned,
+and intervals are wide. So the page shows what the measures tell on real data, and not which loss is best.
+`../shared/data` has the model and the data.
 
-What can be read from it: in this few updates only KTO and ORPO on HH-RLHF rank held-out pairs better by more than
-chance; by the implicit reward ORPO does there, and DPO and KTO on UltraFeedback nearly. All losses but ORPO on HH-RLHF
-take likelihood from the chosen answers, too, if less than from the rejected ones: the displacement that a run warns of.
-A reward model learns nothing from 128 or 192 pairs at this size.
+What the table shows:
+
+- *Ranking.* After so few updates, only KTO and ORPO on HH-RLHF rank held-out pairs better by more than chance.
+- *Implicit reward.* ORPO on HH-RLHF ranks held-out pairs better than chance by its implicit reward. DPO and KTO on
+  UltraFeedback almost do.
+- *Displacement.* All losses except ORPO on HH-RLHF make the chosen answers less likely, too, though less so than the
+  rejected ones. A run warns about this.
+- *Reward models.* At this size, a reward model learns nothing from 128 or 192 pairs.
+
+How to read the table:
+
+- *Ranked* is the share of held-out pairs whose chosen answer has the higher summed log-probability, or for a reward
+  model the higher score.
+- *Implicit* is the same share by the log-ratio to the model before training. A loss with a reference model trains this
+  measure.
+- *Margin* is the mean difference of these log-ratios in nats, or for a reward model the mean difference of the scores.
+- *Chosen* and *rejected* are the mean changes of the summed log-probability, in nats per answer.
+- Brackets hold 95% intervals. A difference whose interval contains 0 shows nothing.
 
 """
 COLUMNS = ("run", "ranked, before", "after", "difference", "implicit", "margin", "chosen", "rejected", "seconds")
@@ -116,7 +125,7 @@ def write_page(results: Mapping[str, Mapping[str, Any]]) -> None:
     if labelled:
         lines += [
             "",
-            "Thumbs up and down: the probability that a good answer has the higher log-ratio than a bad one.",
+            "For data with thumbs up and down, the AUC is the probability that a good answer ranks above a bad one.",
             "",
         ]
         lines += ["| run | AUC by log-probability, before | AUC by log-ratio, after | seconds |", "|---|---|---|---|"]

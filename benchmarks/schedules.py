@@ -184,8 +184,9 @@ def on_file() -> dict[str, Any]:
 def tables(found: dict[str, Any]) -> dict[str, str]:
     """The tables for docs/: the invariants, and the faults."""
     faults = [[kind, f"{found['faults'][kind]:,}", f"{found['answered'][kind]:,}"] for kind in FAULTS]
-    ends = ", ".join(f"{count:,} {how}" for how, count in sorted(found["ends"].items()))
-    counted = f"{found['schedules']:,} schedules, {found['cpu_seconds'] / 60:.0f} minutes of processor time; {ends}."
+    ends = "; ".join(f"{count:,} {how}" for how, count in sorted(found["ends"].items()))
+    minutes = f"{found['cpu_seconds'] / 60:.0f} minutes of CPU time"
+    counted = f"{found['schedules']:,} schedules took {minutes}. Their ends: {ends}."
     return {
         "invariants": table(["name", "what holds"], list(INVARIANTS.items())),
         "faults": f"{counted}\n\n" + table(["fault", "happened", "noticed"], faults),

@@ -215,7 +215,7 @@ def leads_table(found: list[Measured]) -> str:
 
 def rules_table(found: list[Measured], longest: float) -> str:
     """The table that compares the rules."""
-    head = ["spread", "rule", "bound", "speed", "age: mean / p95 / largest", "masked", "thrown away"]
+    head = ["spread", "rule", "bound", "speed", "age: mean / p95 / largest", "masked", "discarded"]
     lines = [
         rule_line(one)
         for sigma in SPREADS
@@ -224,7 +224,7 @@ def rules_table(found: list[Measured], longest: float) -> str:
         if (one.sigma, one.longest, one.rule, one.run_ahead) == (sigma, longest, rule, 2)
         and one.max_staleness in (None, 2, 8)
     ]
-    return table([*head, "longest tenth: drawn → trained"], lines)
+    return table([*head, "longest tenth: sampled → trained"], lines)
 
 
 def rule_line(one: Measured) -> list[str]:
@@ -251,11 +251,11 @@ def differences(found: list[Measured]) -> str:
         (one,) = (o for o in ours(found, sigma, 6.0) if (o.run_ahead, o.max_staleness) == (ahead, bound))
         apart = []
         if abs(one.speed - speed) > 0.1:
-            apart.append(f"speed {one.speed:.2f}, there {speed}")
+            apart.append(f"speed {one.speed:.2f}, in the earlier model {speed}")
         if abs(100 * one.masked - masked) > 1.0:
-            apart.append(f"masked {one.masked:.1%}, there {masked}%")
+            apart.append(f"masked {one.masked:.1%}, in the earlier model {masked}%")
         if mean and (abs(one.mean_age - mean) > 0.1 or one.largest_age != largest):
-            apart.append(f"age {one.mean_age:.1f} / {one.largest_age}, there {mean} / {largest}")
+            apart.append(f"age {one.mean_age:.1f} / {one.largest_age}, in the earlier model {mean} / {largest}")
         if apart:
             lines.append(f"- spread {sigma}, D {ahead}, S {bound}: {'; '.join(apart)}")
     return "\n".join(lines) or "None."

@@ -146,7 +146,7 @@ def tiny(family: str) -> PreTrainedModel:
     kind = CONFIG_MAPPING[family]
     plain = kind()
     if plain.get_text_config(decoder=True) is not plain:
-        raise NotBuilt("its config is that of a larger model: an encoder, images or sound")
+        raise NotBuilt("its config belongs to a larger model with an encoder, images or sound")
     known = {*vars(plain), *(getattr(plain, "attribute_map", None) or {})}
     sizes = {"vocab_size": len(build_tokenizer()), **SIZES, **SPECIAL.get(family, {})}
     if "kv_lora_rank" in known:  # latent attention: the keys of all heads come from one vector
@@ -155,7 +155,7 @@ def tiny(family: str) -> PreTrainedModel:
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in AutoModelForCausalLM.from_config(config).parameters())
     if size > MOST_PARAMETERS:
-        raise NotBuilt(f"{size:,} parameters at the smallest sizes that its config takes here")
+        raise NotBuilt(f"the model has {size:,} parameters at the smallest sizes that this trial gives its config")
     return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
@@ -242,25 +242,25 @@ TEXT = """\
 <!-- written by: python -m benchmarks.supported_models -->
 # Supported models
 
-Does your model train? Nothing here goes by the name of a model: any causal language model of transformers may. This
-page is what a trial found: a tiny random model of each family of transformers {transformers} samples, and takes a step
-of GRPO and one of DPO.
-
 ```text
-python -m benchmarks.supported_models                 every family; writes this page
-python -m benchmarks.supported_models qwen3 mamba     those alone; the rest of the page stays
+python -m benchmarks.supported_models                 test every family, and write this page
+python -m benchmarks.supported_models qwen3 mamba     test only these families; the rest of the page stays
 ```
 
+Does your model train? posttrain has no list of model names: any causal language model of transformers may work. The
+command tests a tiny random model of each family in transformers {transformers}. The model samples, and takes one step
+of GRPO and one step of DPO. This page shows the results.
+
 **{good} of the {built} families that could be built take both steps.** Sampler and trainer gave the same
-log-probabilities (within {same:g} nats), the gradient was finite and not 0, and the weights moved. It says nothing of
+log-probabilities (within {same:g} nats), the gradient was finite and not 0, and the weights moved. This does not show
 how well a pretrained model learns.
 
-- **Rows**: how several rows go through the model at once. *packed*: without padding, attention row by row; *shared*:
-  what rows have in common at their beginning is computed once; *block mask*: one sequence with a mask; *padded*:
-  right-padded rows, the slowest.
-- **LoRA**: a step of GRPO with adapters on all linear layers (`lora.target_modules: all-linear`).
-- **Devices**: whether `train.devices` above 1 takes it, from the code: rows can be packed, and layers are found.
-  [Several devices](devices.md) says what was run.
+- **Rows** shows how several rows go through the model together. *packed*: without padding, with attention row by row.
+  *shared*: a common prefix of rows is computed once. *block mask*: as one sequence with a mask. *padded*: right-padded
+  rows, which is the slowest way.
+- **LoRA** shows whether a step of GRPO works with adapters on all linear layers (`lora.target_modules: all-linear`).
+- **Devices** shows whether the code supports `train.devices` above 1, that is, whether rows can be packed and layers
+  are found. [Several devices](devices.md) lists the runs that were made.
 """
 
 

@@ -116,12 +116,12 @@ def tables(found: Mapping[str, Any]) -> Mapping[str, str]:
     """The table for docs/environments.md."""
     head = (
         "model",
-        "comes back",
+        "returns",
         "tokens per turn",
-        "a turn takes",
-        "no waiting",
-        f"a tool of {found['pause']:g} s",
-        "times the time",
+        "time per turn",
+        "without waiting",
+        f"with a tool of {found['pause']:g} s",
+        "ratio",
     )
     return {"waiting": table(head, [_line(cell) for cell in found["cells"]])}
 

@@ -194,7 +194,7 @@ def of_both_stages(run: Mapping[str, Any]) -> str:
     """The verdict on other prompts for the whole path from the pretrained model to the last one."""
     between = {"others": run["others"]}
     if found := forgot(between):
-        return f"it has forgotten: {'; '.join(found)}."
+        return f"the model has forgotten: {'; '.join(found)}."
     drift = span_text(run["others"]["drift"])
     within = "within" if kept(between) else "not clearly within"
     return (
@@ -212,25 +212,25 @@ def of_scores(run: Mapping[str, Any]) -> list[str]:
     sides, seed = sides_of(run), f"- seed {run['seed']}"
     if implicit := sides[1].get("implicit"):
         ordered = share(implicit["accuracy"])
-        scores = f"{seed}: the implicit reward puts {ordered} of the held-out pairs in the right order; 50% is chance."
+        scores = f"{seed}: the implicit reward ranks {ordered} of the held-out pairs correctly; 50% is chance."
     elif measure_of(*sides) == "score":
         parts = [
             f"{label} {shown(sides[0]['rewards'][label], 'score')} → {shown(after, 'score')}"
             for label, after in sides[1]["rewards"].items()
             if after["mean"] != 1  # a gate that is open for all answers
         ]
-        scores = f"{seed}, parts of the held-out score: {'; '.join(parts)}."
+        scores = f"{seed}: the parts of the held-out score are {'; '.join(parts)}."
     else:
         return []
     learned = [
-        f"{seed}: the reward model “{label}” puts {share(found)} of {found['n']} held-out pairs in the right order."
+        f"{seed}: the reward model “{label}” ranks {share(found)} of {found['n']} held-out pairs correctly."
         for label, found in run["reward_models"].items()
     ]
     return [
         *learned,
         scores,
-        f"{seed}, held-out answers that another of these prompts got, too: "
-        f"{run['alike']['baseline']:.0%} before the last stage, {run['alike']['trained']:.0%} after.",
+        f"{seed}: the share of held-out prompts with the same answer as another held-out prompt is "
+        f"{run['alike']['baseline']:.0%} before the last stage and {run['alike']['trained']:.0%} after it.",
     ]
 
 
@@ -258,7 +258,7 @@ def section(name: str, runs: Sequence[Mapping[str, Any]]) -> list[str]:
         for stage in run["stages"]:
             lines.append(f"- seed {run['seed']}, {stage['algorithm']}: {said(stage['verdict'])}")
         if run["others"]:
-            lines.append(f"- seed {run['seed']}, from the pretrained model to the last one: {of_both_stages(run)}")
+            lines.append(f"- seed {run['seed']}, from the pretrained to the final model: {of_both_stages(run)}")
     for run in runs:
         lines += of_scores(run)
     one = runs[0]

@@ -48,7 +48,7 @@ def test_the_page_says_what_was_changed_after_trial_runs_and_what_the_seconds_ar
     assert (sum(bool(claim.changed) for claim in CLAIMS), len(CLAIMS)) == (5, 7)
     assert "**† Five of the seven settings were changed after trial runs**" in page
     target = read_design(ROOT / "benchmarks" / "claims" / "dynamic_sampling.yaml").target
-    assert f"The target is {target:.0%} held out." in sections["dynamic_sampling"]
+    assert f"The target is {target:.0%} held-out accuracy." in sections["dynamic_sampling"]
     busy = "not comparable" in RESULTS["ppo_time"]["conditions"]["seconds_note"]
     assert ("the factor is rough" in sections["ppo_time"]) == busy
 

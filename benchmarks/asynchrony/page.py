@@ -18,9 +18,12 @@ HEAD = """<!-- written by: python -m benchmarks.asynchrony -->
 
 # Asynchronous runs, measured
 
-What sampling and training side by side is worth, and what older tokens cost. `python -m benchmarks.asynchrony` measures
-it again; the numbers are in `benchmarks/results/asynchrony.json`. Score is the share of held-out words that are sorted
-right, greedily. Intervals are of 95%, over seeds, by Student's t.
+    python -m benchmarks.asynchrony
+
+This page measures what a run gains by sampling and training at the same time, and what training on older tokens costs.
+The command repeats the measurement. The numbers are in `benchmarks/results/asynchrony.json`. The score is the share of
+held-out words that the model sorts correctly with greedy decoding. Intervals are 95% intervals over seeds, by
+Student's t.
 """
 
 
@@ -70,43 +73,45 @@ def speed_section(found: Mapping[str, Any]) -> str:
     loads = [load for run in found["runs"] for load in run["load"]]
     within = abs(change["low"]) <= 0.03 and abs(change["high"]) <= 0.03
     head = (
-        "run_ahead / max_staleness", "steps per second", "times synchronous", "times, server alone",
+        "run_ahead / max_staleness", "steps per second", "speedup", "speedup, server alone",
         "trainer idle", "lag mean / p95 / largest", "masked tokens", "score",
     )  # fmt: skip
     return f"""
 ## Speed
 
-The engine answers like a server: a token takes its time whatever the number of rows, up to {pace["slots"]} rows at
-once. It sleeps for that time, so that it needs few of the cores. Its tokens are real: the model that is trained draws
-each one when it is due, with the weights that are loaded then. A token stands for a stretch of a long answer. How long
-the stretches of a row are is one log-normal number (sigma {pace["sigma"]:g}, capped at {pace["longest"]:g} times the
-mean); on average they take {pace["seconds"]:g} s. Answers have {slow["answer_tokens"]:.1f} tokens, so that one takes
-{pace["seconds"] * slow["answer_tokens"]:.2f} s on average.
+The engine behaves like a server: the time for a token does not depend on the number of rows, up to {pace["slots"]}
+rows at a time. The engine sleeps for that time, so it hardly uses the cores. Its tokens are real: the model samples
+each token when it is due, with the weights that are loaded then. A token stands for a piece of a long answer. One
+log-normal number for each row sets the time for its tokens (sigma {pace["sigma"]:g}, capped at {pace["longest"]:g}
+times the mean). On average a token takes {pace["seconds"]:g} s. Answers have {slow["answer_tokens"]:.1f} tokens, so an
+answer takes {pace["seconds"] * slow["answer_tokens"]:.2f} s on average.
 
-The trainer is real, with one thread. Steps have {train["prompts_per_step"]} prompts with
+The trainer is real and has one thread. Each step has {train["prompts_per_step"]} prompts with
 {found["base"]["sampling"]["group_size"]} answers each. All runs start from one model, which has learned a part of the
-task, and take {train["steps"]} steps at a learning rate of {train["learning_rate"]:g}, of which the first
-{speed.FIRST} are not timed. Two synchronous runs went on beside one of the others.
+task. They take {train["steps"]} steps at a learning rate of {train["learning_rate"]:g}. The first {speed.FIRST} steps
+are not timed. Two synchronous runs and one of the other runs went on at the same time.
 
 {table(head, lines)}
 
-In a synchronous step sampling takes {sampling:.2f} s (median) and everything else {slow["busy_seconds"]:.2f} s. All of
-it shared two cores (load average {min(loads):.1f} to {max(loads):.1f}), which slows both the trainer and the little
-that the engine computes. So "times, server alone" compares with a synchronous step that takes the
-server's own time for its slowest row, and the same everything else. The goal was AReaL's figure, {speed.GOAL} times.
-The defaults reach {fast["times"]:.2f} as measured and {fast["times_at_pace"]:.2f} against the server's own time. Where
-sampling takes a smaller part of a step, less can be won: the bound is (sampling + rest) / rest.
+In a synchronous step sampling takes {sampling:.2f} s (median) and everything else {slow["busy_seconds"]:.2f} s. All
+runs shared two cores (load average {min(loads):.1f} to {max(loads):.1f}). This slows both the trainer and the small
+computations of the engine. So the column "speedup, server alone" compares with a computed synchronous step: it takes
+the server's own time for its slowest row, plus the same measured time for everything else. The goal was AReaL's
+figure, {speed.GOAL} times. The defaults reach {fast["times"]:.2f} times as measured, and {fast["times_at_pace"]:.2f}
+times against the server's own time. The gain is smaller if sampling takes a smaller part of a step. Its bound is
+(sampling + rest) / rest.
 
-Score of the defaults less that of synchronous training: {points(change["mean"], change["low"], change["high"])} points
-over {change["seeds"]} seeds, {"" if within else "not "}within 3 points. The model from which all start has
-{percent(slow["baseline"])}, so that {percent(1 - slow["baseline"])} are left to learn: the policy moves slowly, as in
-the fine-tuning of a model that can do its task already. k3, which estimates KL(sampler || trainer) per token, is
-{fast["mismatch_k3"]:.4f}. An earlier set-up (70 steps of 16 prompts, from such a model) improved nothing and gave -1.6
-(-4.0 to +0.9); the next paragraph has a policy that moves fast. Seed by seed the defaults made {min(each):.2f} to
-{max(each):.2f} times the steps of synchronous training.
+The score with the defaults minus the score of synchronous training is
+{points(change["mean"], change["low"], change["high"])} points over {change["seeds"]} seeds, which is
+{"" if within else "not "}within 3 points. The start model of all runs has a score of {percent(slow["baseline"])}, so
+{percent(1 - slow["baseline"])} are left to learn. The policy moves slowly, as in fine-tuning of a model that already
+knows its task. k3, which estimates KL(sampler || trainer) per token, is {fast["mismatch_k3"]:.4f}. In an earlier setup
+(70 steps of 16 prompts, from such a model) training did not improve the score, and the difference was -1.6 (-4.0 to
++0.9). For the same seed, the defaults made {min(each):.2f} to {max(each):.2f} times as many steps per second as
+synchronous training. The next paragraph shows a policy that moves fast.
 
-Lag p95 and largest are the largest of all steps and seeds; the other columns are medians over seeds, and the score is
-their mean.
+In the table, lag p95 and the largest lag are the largest over all steps and seeds. The score is the mean over seeds.
+The other columns are medians over seeds.
 """
 
 
@@ -114,11 +119,12 @@ def fast_section(found: Mapping[str, Any]) -> str:
     """The paragraph on the cost of the same lead for a policy that moves fast."""
     change = found["difference"]
     return f"""
-**Where the policy moves fast the lead costs something.** From the demonstration's start model, at a learning rate of
-{found["learning_rate"]:g} with {found["minibatches"]} updates per batch, the defaults were {found["times"]:.2f} times
-as fast and ended {points(change["mean"], change["low"], change["high"])} points from synchronous training
-({percent(found["scores"][1])} and {percent(found["scores"][0])}) after the same number of steps, over
-{change["seeds"]} seeds. The next section has more of that.
+**If the policy moves fast, sampling ahead costs accuracy.** These runs start from the demonstration's start model and
+use a learning rate of {found["learning_rate"]:g} with {found["minibatches"]} updates per batch. The defaults were
+{found["times"]:.2f} times as fast as synchronous training. After the same number of steps the scores were
+{percent(found["scores"][1])} with the defaults and {percent(found["scores"][0])} with synchronous training. The
+difference is {points(change["mean"], change["low"], change["high"])} points over {change["seeds"]} seeds. The next
+section measures this cost in detail.
 """
 
 
@@ -139,30 +145,33 @@ def learning_section(found: Mapping[str, Any]) -> str:
         for line in sorted(found["lines"], key=lambda line: (list(names).index(line["correction"]), line["bound"]))
     ]
     head = (
-        "bound", "correction", "score", "change against 0, same seeds", "lag mean / largest", "masked",
+        "bound", "correction", "score", "change against bound 0, same seeds", "lag mean / largest", "masked",
         "k3 of the sampler", "gradient norm largest / spikes", "seeds",
     )  # fmt: skip
     train = found["base"]["train"]
     return f"""
 ## Learning
 
-GRPO on the demonstration task from its start model: {train["steps"]} steps of {train["prompts_per_step"]} prompts with
-{found["base"]["sampling"]["group_size"]} answers each, learning rate {train["learning_rate"]:g}, one update per batch.
-`bound` is `run_ahead` and `max_staleness` at once. The engine decodes at once whatever it may, so that *every* token is
-as old as the bound, once there were so many steps: the hardest case of a bound. In a real run most tokens are younger.
+GRPO trains the start model of the demonstration task for {train["steps"]} steps of {train["prompts_per_step"]} prompts
+with {found["base"]["sampling"]["group_size"]} answers each. The learning rate is {train["learning_rate"]:g}, and each
+batch gets one update.
+`bound` is the value of both `run_ahead` and `max_staleness`. The engine decodes immediately everything that the bound
+allows. So after the first steps *every* token is as old as the bound, which is the hardest case. In a real run most
+tokens are younger.
 
 {table(head, lines)}
 
-k3 estimates KL(sampler || trainer) per token: the median over steps, then over seeds. A spike is a gradient norm above
-{learning.SPIKE:g} times the median of its run, counted over all seeds. `none` is a weight held between 1 and 1, because
-`algorithm.correction = none` is refused for stale data.
+k3 estimates KL(sampler || trainer) per token. The table shows the median over steps, and then over seeds. A spike is a
+gradient norm above {learning.SPIKE:g} times the median of its run. Spikes are counted over all seeds. `none` uses a
+correction weight limited to exactly 1, because runs refuse `algorithm.correction = none` for stale data.
 
 {verdict(found["lines"])}
 {few(found["lines"])}
-The tiny policy moves fast: see k3. Read the table as a stress test of a bound, and not as its price for a large model.
+The tiny policy moves fast, as k3 shows. Read the table as a stress test of a bound, and not as the cost of this bound
+for a large model.
 
-What AReaL reports (arXiv:2505.24298, 1.5B model, 1000 updates, table of its release notes for v0.3). Its
-bound is on the lead of the sampler, so that many tokens are younger:
+AReaL reports the following scores (arXiv:2505.24298, 1.5B model, 1000 updates, table of its release notes for v0.3).
+Its bound limits how far the sampler runs ahead, so many tokens are younger:
 
 {table(("bound", "AIME24 naive PPO", "AIME24 decoupled", "AIME25 naive PPO", "AIME25 decoupled"), AREAL)}
 """
@@ -188,10 +197,10 @@ def verdict(lines: Sequence[Mapping[str, Any]]) -> str:
             continue
         lower = [str(line["bound"]) for line in own if line["change"][2] < 0]
         higher = [str(line["bound"]) for line in own if line["change"][1] > 0]
-        said = [f"below the synchronous score at bound {', '.join(lower)}"] if lower else []
-        said += [f"above it at bound {', '.join(higher)}"] if higher else []
-        sentences.append(f"`{correction}` is " + (" and ".join(said) or "not told from synchronous training anywhere"))
-    return "By these intervals " + "; ".join(sentences) + "."
+        said = [f"lower at bounds {', '.join(lower)}"] if lower else []
+        said += [f"higher at bounds {', '.join(higher)}"] if higher else []
+        sentences.append(f"`{correction}` is " + (" and ".join(said) or "not distinguishable from it at any bound"))
+    return "By these intervals, compared with synchronous training: " + "; ".join(sentences) + "."
 
 
 def few(lines: Sequence[Mapping[str, Any]]) -> str:
@@ -201,8 +210,8 @@ def few(lines: Sequence[Mapping[str, Any]]) -> str:
         return ""
     there = ", ".join(f"`{name}`" for name in learning.CORRECTIONS if name in {line["correction"] for line in lines})
     return f"""
-This is a part of the measurement: the corrections {there}, and {least} of {len(learning.SEEDS)} seeds at least. With so
-few seeds intervals are wide.
+This is only a part of the measurement: the corrections {there}, with at least {least} of {len(learning.SEEDS)} seeds.
+With so few seeds intervals are wide.
 """
 
 
@@ -221,21 +230,21 @@ def cores_section(found: Mapping[str, Any]) -> str:
     ]
     head = (
         "model", "parameters", "sampling / rest with all cores", "synchronous step", "asynchronous step",
-        "times", "bound",
+        "speedup", "bound",
     )  # fmt: skip
     return f"""
 ## On two cores
 
-Here sampling computes. A synchronous step gives both cores to each phase in turn; an asynchronous one gives one core
-to the engine and one to the trainer (`run_ahead` 1). Its bound is (S2 + T2) / max(S1, T1): the phases of a
-synchronous step with two cores, and with one, measured in the same minutes. Seconds are medians over
-{cores.STEPS - cores.FIRST} steps.
+In this part, the engine computes instead of sleeping. A synchronous step gives both cores first to sampling and then
+to training. An asynchronous step gives one core to the engine and one to the trainer (`run_ahead` 1). The bound of the
+speedup is (S2 + T2) / max(S1, T1). S is the time of sampling and T the time of the rest of a synchronous step, with
+two cores or one core, measured in the same minutes. Seconds are medians over {cores.STEPS - cores.FIRST} steps.
 
 {table(head, lines)}
 
-Below 1, side by side is slower than in turns. Load average during these runs: {found["load"][0]:.1f} to
-{found["load"][1]:.1f} on {found["cores"]} cores; each was run once. Where other work keeps a core busy, neither side
-has what it would have alone.
+If the speedup is below 1, the asynchronous run is slower than the synchronous run. The load average during these runs
+was {found["load"][0]:.1f} to {found["load"][1]:.1f} on {found["cores"]} cores, and each was run once. If another
+program keeps a core busy, neither run has the speed that it has on an idle machine.
 """
 
 
@@ -245,7 +254,7 @@ SECTIONS = {"speed": speed_section, "fast": fast_section, "learning": learning_s
 def text(result: Mapping[str, Any]) -> str:
     measured = [section(result[name]) for name, section in SECTIONS.items() if name in result]
     origins = [
-        f"- {name}: on {one['date']} of commit {one['commit']}, {one['machine']['processor']}, "
+        f"- {name}: on {one['date']}, commit {one['commit']}, {one['machine']['processor']}, "
         f"{one['machine']['cores']} cores, torch {one['machine']['torch']}"
         for name, one in result["origins"].items()
     ]

@@ -40,23 +40,24 @@ CLAIMS = (
         "A step of PPO takes longer than one of REINFORCE++.",
         "REINFORCE++, arXiv:2501.03262",
         [Number("training seconds per step", "ppo", "reinforce_plus_plus", "more")],
-        "The seconds are those of scoring and updating, without sampling, which both do alike. PPO updates a critic of "
-        "the policy's size and asks a reference. Made one run at a time.",
+        "The seconds cover scoring and updating. They leave out sampling, which is the same for both. PPO updates a "
+        "critic of the policy's size and queries a reference model. The runs were made one at a time.",
     ),
     Claim(
         "memory",
         "Without a critic, about half of PPO's memory is enough.",
         "GRPO, arXiv:2402.03300; REINFORCE++, arXiv:2501.03262",
         [Number("peak memory, GB", "reinforce_plus_plus", "ppo", "about half")],
-        "Resident memory of the whole process, a random Llama of 50 million parameters in float32, short answers. "
-        "Python and its libraries are in it, on both sides.",
+        "The model is a random Llama with 50 million parameters in float32, and the answers are short. The memory is "
+        "the resident memory of the whole process, so it includes Python and its libraries on both sides.",
     ),
     Claim(
         "length_bias",
         "GRPO lets wrong answers grow longer than Dr. GRPO does.",
         "Dr. GRPO, arXiv:2503.20783",
         [Number("tokens of a wrong answer", "grpo", "dr_grpo", "more")],
-        "Answers of six letters with room for 24 tokens: a wrong answer can be much longer than a right one.",
+        "A right answer has six letters, and the limit is 24 tokens. So a wrong answer can be much longer than a right "
+        "one.",
         "the learning rate from 3e-4 to 2e-4 and the steps from 50 to 60",
     ),
     Claim(
@@ -67,7 +68,8 @@ CLAIMS = (
             Number("entropy at the end", "clip-0.28", "clip-0.2", "more"),
             Number("share of tokens clipped above", "clip-0.28", "clip-0.2", "less"),
         ],
-        "Eight updates per batch, so that ratios reach the clip at all. The runs are short: the entropy hardly falls.",
+        "Each batch gets eight updates, so that some ratios reach the clip. The runs are short, so the entropy hardly "
+        "falls.",
         "the learning rate from 2e-4 to 1e-4",
     ),
     Claim(
@@ -78,9 +80,9 @@ CLAIMS = (
             Number("steps to the target", "dynamic", "as-sampled", "less"),
             Number(SCORE, "dynamic", "as-sampled", "more"),
         ],
-        "Equal steps, so that dynamic sampling has sampled more: the tokens say how much.",
-        "the learning rate from 3e-4 to 1e-4, the prompts of a step from 16 to 32, and the target, which decides, from "
-        "40% to 30%",
+        "Both arms have the same number of steps, so dynamic sampling has sampled more. The tokens show how much more.",
+        "the learning rate from 3e-4 to 1e-4, the prompts per step from 16 to 32, and the target, which decides the "
+        "claim, from 40% to 30%",
     ),
     Claim(
         "gspo_moe",
@@ -90,7 +92,8 @@ CLAIMS = (
             Number("spread of token ratios", "gspo", "grpo", "less"),
             Number("largest KL within a step", "gspo", "grpo", "less"),
         ],
-        "16 experts, 4 per token, four updates per batch; the sampler computes like the trainer.",
+        "The model has 16 experts, 4 of them per token. Each batch gets four updates. The sampler computes like the "
+        "trainer.",
         "the learning rate from 2e-4 to 1e-4 and the steps from 30 to 40",
     ),
     Claim(
@@ -98,8 +101,8 @@ CLAIMS = (
         "On stale samples, the decoupled loss is better than the naive one.",
         "Hilton et al., arXiv:2110.00641; AReaL, arXiv:2505.24298",
         [Number(SCORE, "decoupled", "naive", "more"), Number("largest KL within a step", "decoupled", "naive", "less")],
-        "The sampler gets new weights every eighth step (`train.publish_every`); samples are 3.5 steps old on average.",
-        "the learning rate from 3e-4 to 2e-4, the prompts of a step from 16 to 32, and a third arm, naive on fresh "
-        "samples, was taken out, so that what staleness itself costs here is not measured",
+        "The sampler gets new weights every eighth step (`train.publish_every`). Samples are 3.5 steps old on average.",
+        "the learning rate from 3e-4 to 2e-4, and the prompts per step from 16 to 32. A third arm, naive on fresh "
+        "samples, was removed, so the cost of staleness itself is not measured here",
     ),
 )

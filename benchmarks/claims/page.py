@@ -65,7 +65,7 @@ def judgement(result: Result | None, claim: Claim) -> Found:
 def in_words(result: Result, number: Number) -> str:
     """A number in words:
 
-    `tokens of a wrong answer: grpo less dr_grpo is +1.2 (95% interval +0.3 to +2.1, 5 seeds): holds here`"""
+    `tokens of a wrong answer: grpo minus dr_grpo is +1.2 (95% interval +0.3 to +2.1, 5 seeds): holds here`"""
     pair = pair_of(result, number)
     if pair is None or pair["low"] is None:
         return f"{number.name}: not measured"
@@ -73,11 +73,11 @@ def in_words(result: Result, number: Number) -> str:
     seeds = f"{pair['seeds']} seeds, p {pair['p_holm']:.2g}"
     if pair["ratio"]:
         mean, low, high = (f"{pair[key]:.3g}" for key in ("mean", "low", "high"))
-        said = f"{number.first} has {mean} times that of {number.second}"
+        said = f"{number.first} has {mean} times the value of {number.second}"
     else:
         scale, unit = (100, " points") if number.name == SCORE and result["measure"] == "accuracy" else (1, "")
         mean, low, high = (f"{scale * pair[key]:+.3g}".replace("-", "−") for key in ("mean", "low", "high"))
-        said = f"{number.first} less {number.second} is {mean}{unit}"
+        said = f"{number.first} minus {number.second} is {mean}{unit}"
     return f"{number.name}: {said} ({level} {low} to {high}, {seeds}): **{judged(result, number)}**"
 
 
@@ -85,23 +85,27 @@ def in_words(result: Result, number: Number) -> str:
 
 HEAD = """<!-- written by: python -m benchmarks.claims -->
 
-# Claims of the field, tried on a CPU
+# Claims from the literature, tested on a CPU
 
-Each is one file in [benchmarks/claims](../benchmarks/claims), carried out by `posttrain compare` ([how it
-compares](compare.md)): same seeds, same start, same budget for all arms, intervals over seeds and examples, p-values
-corrected for the number of arms. The models are tiny (130 thousand parameters, characters as tokens, answers of six
-letters), the runs short, the seeds few. The first number of a claim decides; *holds* and *does not hold* need p < 0.05,
-all else is *not shown*, effects included that are too small for so few runs. So this page says **what shows in this
-setting, and what does not**; what does not show here may well be true of large models and long answers.
+    python -m benchmarks.claims            test all claims
+    posttrain compare benchmarks/claims/clip_higher.yaml --workers 2       test one claim, with its own page
+
+This page tests seven claims from the literature on tiny models, and shows **which of them hold in this setting**. A
+claim that is not shown here may still be true for large models and long answers.
+
+Each claim is one file in [benchmarks/claims](../benchmarks/claims), and `posttrain compare` tests it ([how it
+compares](compare.md)). All arms have the same seeds, the same start model and the same budget. Intervals are over
+seeds and examples. P-values are corrected for the number of arms. The models are tiny (130 thousand parameters,
+characters as tokens, answers of six letters), the runs are short, and the seeds are few. The first number of a claim
+decides. *Holds* and *does not hold* need p < 0.05. Everything else is *not shown*, also an effect that is too small
+for so few runs.
 
 **† Five of the seven settings were changed after trial runs**, between the first version of the file and the runs on
-this page; each section says what. A p-value holds for what was fixed before anybody looked, and where a setting is kept
-because something showed in it, chance passes for an effect more often than p says. So the runs of these five were made
-anew on seeds that no trial run had used, with everything fixed before, and are on this page whichever way they came
-out. What remains is that the setting itself was chosen: a result says something about it, less about others.
-
-    python -m benchmarks.claims            all of them
-    posttrain compare benchmarks/claims/clip_higher.yaml --workers 2       one of them, with a page of its own
+this page. Each section says what was changed. A p-value is valid only for a setting that was fixed before anybody saw
+results. If you keep a setting because it showed an effect, chance looks like an effect more often than p says. So we
+repeated the runs of these five claims with all settings fixed and with seeds that no trial run had used, and this page
+shows them whatever their result was. One limit remains: we chose the setting itself, so a result says more about this
+setting than about others.
 
 | claim | found | numbers |
 |---|---|---|
@@ -144,14 +148,17 @@ def _section(claim: Claim, results: Mapping[str, Result]) -> list[str]:
 
 def _target(result: Result) -> str:
     target = result["design"]["target"]
-    return "" if target is None else f"The target is {percent(target)} held out."
+    return "" if target is None else f"The target is {percent(target)} held-out accuracy."
 
 
 def _busy(result: Result, claim: Claim) -> str:
     """A warning if the claim is about seconds and the comparison itself calls its seconds not comparable."""
     if "seconds" not in claim.numbers[0].name or "not comparable" not in result["conditions"]["seconds_note"]:
         return ""
-    return "Other programs were at work, which the interval does not know: the direction is shown, the factor is rough."
+    return (
+        "Other programs were running, and the interval does not account for them. So the direction is shown, and the "
+        "factor is rough."
+    )
 
 
 def _beside(results: Mapping[str, Result], claim: Claim) -> str:
@@ -164,8 +171,8 @@ def _beside(results: Mapping[str, Result], claim: Claim) -> str:
     arms = results[claim.key]["arms"]
     first, second = (arms[arm]["measures"][number.name] - nothing for arm in (number.first, number.second))
     return (
-        f"Less the {nothing:.2f} GB of a run of the tiny model, {number.first} takes {first:.2f} GB and "
-        f"{number.second} {second:.2f} GB: {first / second:.2f} times as much, of which there is no interval."
+        f"A run of the tiny model takes {nothing:.2f} GB. After subtracting it, {number.first} takes {first:.2f} GB "
+        f"and {number.second} {second:.2f} GB, a ratio of {first / second:.2f}. This ratio has no interval."
     )
 
 
@@ -240,7 +247,7 @@ def picture(result: Result, claim: Claim) -> str:
         y = axis(sum(own) / len(own)) if own else None
         body += [] if y is None else [f'<line class="mean" x1="{x - 22:g}" x2="{x + 22:g}" y1="{y}" y2="{y}"/>']
     size = f'viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}"'
-    label = escaped(f"{claim.says} {number.name} of every run; runs of one seed are joined, the bar is the mean.")
+    label = escaped(f"{claim.says} {number.name} of every run. A line joins the runs of one seed; the bar is the mean.")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}"><style>{_STYLE}</style>'
         f"{''.join(body)}</svg>\n"

@@ -61,7 +61,7 @@ def _percent(value: float) -> str:
 GOALS = [
     *(
         Goal(
-            what=f"GRPO step, {size.upper()}, beside TRL with vLLM on the same card, its best settings included",
+            what=f"GRPO step, {size.upper()}, against TRL with vLLM on the same card, also with its best settings",
             part=f"grpo {size}",
             bound=2.0,
             find=fastest,

@@ -25,22 +25,22 @@ TITLES = {
 INTRODUCTION = """# Speed on a card
 
 `make bench-gpu` measures posttrain and [TRL](https://github.com/huggingface/trl), which samples with
-[vLLM](https://github.com/vllm-project/vllm) on the same card, and writes this page. On processors:
-[speed.md](speed.md).
+[vLLM](https://github.com/vllm-project/vllm) on the same card, and writes this page. [speed.md](speed.md) has the same
+for CPUs.
 
-- **Work.** Shapes of Qwen2.5 with random weights. A step has 16 prompts of 64 to 244 tokens and 8 completions of each,
-  most of them short and a few up to 512 tokens long; the lengths are forced on every side. SFT takes 64 of those rows,
-  DPO 32 pairs.
-- **Sides** run one after the other, each alone on the card. The first step warms up. Figures are medians of up to five
-  steps; in brackets stands the lowest and the highest ratio of single steps.
+- **Work.** The models have the shapes of Qwen2.5 and random weights. A step has 16 prompts of 64 to 244 tokens with 8
+  completions each. Most completions are short, and a few have up to 512 tokens. The lengths are forced on every side.
+  SFT takes 64 of these rows, DPO 32 pairs.
+- **Sides** run one after the other, each alone on the card. The first step is a warm-up. Figures are medians of up to
+  five steps. Brackets have the lowest and the highest ratio of single steps.
 - **posttrain** computes in bfloat16 under autocast with weights, gradients and AdamW in float32. Micro-batches have
-  16,384 tokens at 0.5B, 8,192 at 1.5B and 4,096 at 3B; everything else is the default.
-- **TRL** is the default of its trainers: bfloat16 under autocast, gradient checkpointing, 8 rows at a time, vLLM in the
-  same process with 0.3 of the card. *TRL best* does without checkpointing, takes 16 rows and has its weights in
-  bfloat16, too; SFT without padding; DPO with the reference computed before, outside of the step.
-- **Share of the matrix rate**: the operations that the training of a step needs (`benchmarks/gpu/work.py` has the
-  formula and its source; nothing is counted twice, no recomputation and no padding) by its seconds, over the rate of a
-  plain product of 8192 x 8192 matrices in bfloat16 on the same card.
+  16,384 tokens for 0.5B, 8,192 for 1.5B and 4,096 for 3B. All other settings are the defaults.
+- **TRL** has the defaults of its trainers: bfloat16 under autocast, gradient checkpointing, 8 rows at a time, and vLLM
+  in the same process with 0.3 of the card. *TRL best* has no checkpointing, takes 16 rows at a time and has bfloat16
+  weights, too. Its SFT is without padding. Its DPO computes the reference log-probabilities before the step.
+- **Share of the matrix rate**: the operations that the training of a step needs, divided by its seconds and by the rate
+  of a plain product of 8192 x 8192 matrices in bfloat16 on the same card. `benchmarks/gpu/work.py` has the formula and
+  its source. It counts no operation twice, no recomputation and no padding.
 """
 
 
@@ -54,7 +54,7 @@ def page_of(result: Result) -> str:
 
 
 def _goals(result: Result) -> str:
-    lines = ["## What was asked, what was reached\n", "| | asked | measured | |", "|---|---|---|---|"]
+    lines = ["## Goals and results\n", "| | goal | measured | |", "|---|---|---|---|"]
     for goal in GOALS:
         found = reached(goal, result)
         told = "not measured | |" if found is None else f"{goal.form(found)} | {_verdict(goal.bound, found)} |"
@@ -83,7 +83,7 @@ def _case(task: str, case: Result, result: Result) -> str:
         for pair, one in case["ratios"].items()
     )
     failed = [f"- {name}: {side['failed']}" for name, side in case["sides"].items() if "failed" in side]
-    tokens = f"{case['tokens']['sampled']:,} tokens of completions, {case['tokens']['shared']:,} with their prompts."
+    tokens = f"Completions have {case['tokens']['sampled']:,} tokens, {case['tokens']['shared']:,} with their prompts."
     table = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads), *rows]
     lines = [f"### {billions(case)} parameters\n", tokens + "\n", *table, *(["", ratios] if ratios else [])]
     return "\n".join([*lines, *(["", *failed] if failed else [])]) + "\n"
@@ -136,7 +136,7 @@ def _memory(result: Result) -> str:
     if not rows:
         return ""
     head = [
-        "## What the planner had said\n",
+        "## Predictions of the planner\n",
         "| step | side | memory, planned | measured | | seconds, planned | measured |",
     ]
     return "\n".join([*head, "|---|---|---|---|---|---|---|", *rows]) + "\n"
@@ -154,11 +154,11 @@ def _calibration(result: Result) -> str:
     ]
     lines = [
         "## Calibration of the planner\n",
-        f"`posttrain plan --probe` on this card, {c['date']}: products reach "
-        f"{(c['bfloat16'] or c['float32']) / 1e12:,.0f} TFLOP/s, training {c['compute']:.0%} of that, copies "
-        f"{c['bandwidth'] / 1e9:,.0f} GB/s, and a layer takes at least {1e6 * c['layer_call']:.0f} µs. Plans for this "
-        "kind of card use it (`src/posttrain/lab/plan/measured.json`).\n",
-        "| the probe's step | planned before | measured |",
+        f"`posttrain plan --probe` measured this card on {c['date']}. Products reach "
+        f"{(c['bfloat16'] or c['float32']) / 1e12:,.0f} TFLOP/s, training reaches {c['compute']:.0%} of that, copies "
+        f"reach {c['bandwidth'] / 1e9:,.0f} GB/s, and a layer takes at least {1e6 * c['layer_call']:.0f} µs. Plans for "
+        "this kind of card use these rates (`src/posttrain/lab/plan/measured.json`).\n",
+        "| the probe's step | planned before the probe | measured |",
         "|---|---|---|",
         *rows,
     ]
@@ -169,7 +169,7 @@ def _left_out(result: Result) -> str:
     if not result["skipped"]:
         return ""
     rows = [f"- {name}: {reason}" for name, reason in result["skipped"].items()]
-    return "\n".join(["## What was left out\n", *rows]) + "\n"
+    return "\n".join(["## Parts that were left out\n", *rows]) + "\n"
 
 
 def _machine(result: Result) -> str:
@@ -180,8 +180,8 @@ def _machine(result: Result) -> str:
     lines = ["## The machine\n", f"{card['name']}{driver}; torch {about['torch']}, {versions}."]
     if rates:
         lines.append(
-            f"A product of large matrices in bfloat16 runs at {rates['bfloat16_flops'] / 1e12:,.1f} TFLOP/s, a copy at "
-            f"{rates['bytes_per_second'] / 1e9:,.0f} GB/s, read and written."
+            f"A product of large matrices in bfloat16 runs at {rates['bfloat16_flops'] / 1e12:,.1f} TFLOP/s. A copy "
+            f"runs at {rates['bytes_per_second'] / 1e9:,.0f} GB/s, reads and writes together."
         )
     dates = {(part["origin"]["date"], part["origin"]["commit"]) for part in result["parts"].values()}
     lines.append("Measured " + "; ".join(f"on {date} of commit {commit}" for date, commit in sorted(dates)) + ".")

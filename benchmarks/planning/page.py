@@ -86,33 +86,35 @@ def _head(known: Mapping[str, Any], found: Sequence[Compared], resident: Sequenc
         "",
         "# The planner's memory, measured",
         "",
-        "`posttrain plan` says how many bytes each phase of a step needs, before anything is loaded. Here are real",
-        "steps beside it: the bytes of all live tensors over time, as PyTorch's allocator for the CPU reports them",
-        "(temporaries inside of kernels included), and the most of them in each phase of the second step. Nothing in",
-        "the planner is fitted to these numbers: what is kept per token and layer was counted from the autograd graph,",
-        "and stands with its derivation in [advise/plan](../src/posttrain/lab/plan/activations.py).",
-        "",
         "    python benchmarks/planner.py",
         "",
-        f"**{len(found)} of {len(CASES)} cases are measured: the largest error of a step's peak is "
-        f"{_percent(max(errors))}, the median {_percent(median(errors))}** (to be",
-        f"reached: {EACH:.0%} and {MEDIAN:.0%}). Of single phases the largest error is {_percent(max(phases))}, "
-        f"the median {_percent(median(phases))}. {_of_resident(resident)}",
+        "`posttrain plan` predicts how many bytes each phase of a step needs, before it loads anything. This page",
+        "compares the predictions with real steps. PyTorch's CPU allocator reports the bytes of all live tensors over",
+        "time, including temporaries inside kernels. A measurement is the largest of these sums in one phase of the",
+        "second step. No number of the planner is fitted to these measurements. The bytes that a layer keeps per token",
+        "were counted from the autograd graph. The derivation is in",
+        "[the planner's source](../src/posttrain/lab/plan/activations.py).",
+        "",
+        f"**{len(found)} of {len(CASES)} cases are measured. The largest error of a step's peak is "
+        f"{_percent(max(errors))}, the median error is {_percent(median(errors))}**",
+        f"(goals: {EACH:.0%} and {MEDIAN:.0%}). For single phases the largest error is {_percent(max(phases))}, "
+        f"the median error is {_percent(median(phases))}. {_of_resident(resident)}",
         *_missing(found),
         "",
         f"Models are Llamas with random weights: {'; '.join(f'{name}: {_shape(name)}' for name in SHAPES)}.",
-        f"CPU ({known['machine']}), torch {versions['torch']}, transformers {versions['transformers']}. GPUs were not",
-        "measured: what a plan says of them is computed.",
+        f"They ran on a CPU ({known['machine']}) with torch {versions['torch']} and transformers "
+        f"{versions['transformers']}.",
+        "No GPU was measured: a plan for a GPU is computed only.",
         "",
     ]
 
 
 def _of_resident(resident: Sequence[Compared]) -> str:
     if not resident:
-        return f"Resident memory is not measured yet (to be reached: {RESIDENT:.0%})."
+        return f"Resident memory is not measured yet (goal: {RESIDENT:.0%})."
     far = max(abs(one.resident_error or 0) for one in resident)
-    goal = f"(to be reached: {RESIDENT:.0%})"
-    return f"Anonymous resident memory of {len(resident)} cases is off by at most {far:.1%} {goal}."
+    goal = f"(goal: {RESIDENT:.0%})"
+    return f"For anonymous resident memory, measured for {len(resident)} cases, the largest error is {far:.1%} {goal}."
 
 
 def _missing(found: Sequence[Compared]) -> list[str]:
@@ -124,7 +126,7 @@ def _missing(found: Sequence[Compared]) -> list[str]:
 
 def _table(found: Sequence[Compared]) -> list[str]:
     lines = [
-        "| model | run | computes in | phase | predicted MB | measured MB | error | at its largest |",
+        "| model | run | computes in | phase | predicted MB | measured MB | error | predicted moment of the peak |",
         "|---|---|---|---|---:|---:|---:|---|",
     ]
     for one in found:
@@ -149,8 +151,8 @@ def _resident(resident: Sequence[Compared]) -> list[str]:
     lines = [
         "## Resident memory",
         "",
-        "Growth of anonymous resident memory over what the process has after its imports, in a process without the",
-        "profiler. It holds what no tensor is: buffers of libraries, the allocator's free blocks, Python.",
+        "The table shows how much the anonymous resident memory grows after the imports, in a process without the",
+        "profiler. This memory also contains buffers of libraries, free blocks of the allocator, and Python's objects.",
         "",
         "| model | run | predicted MB | measured MB | error |",
         "|---|---|---:|---:|---:|",
@@ -168,7 +170,8 @@ def _roles(found: Sequence[Compared]) -> list[str]:
     lines = [
         "## Per role",
         "",
-        "Predicted MB of each role in the phase that needs most; a role's share holds its activations and gradients.",
+        "The table shows the predicted MB of each role, in the phase that needs the most memory. The share of a role",
+        "includes its activations and gradients.",
         "",
         f"| model | run | {' | '.join(roles)} | models |",
         f"|---|---|{'---:|' * len(roles)}---|",

@@ -148,7 +148,7 @@ def _sft_rows() -> Iterator[tuple[str, ...]]:
 def _grpo_rows(plans: list[tuple[Case, Plan]]) -> Iterator[tuple[str, ...]]:
     yield (
         *("GPUs:", "how", "fits", "memory:", "generate:"),
-        *("train:", "a step:", "of it waits:", "tokens of answers/s/GPU:"),
+        *("train:", "a step:", "waits:", "answer tokens/s/GPU:"),
     )
     for case, plan in plans:
         waits = sum(part.waiting for part in plan.cost.parts)

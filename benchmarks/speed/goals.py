@@ -59,9 +59,10 @@ def _cases(goal: Goal, result: dict[str, Any]) -> list[dict[str, Any]]:
     return [case for case in cases if goal.case in ("", case["case"])]
 
 
-IMPORTS_ALONE = "torch and a model of transformers, imported, take 0.33 GB, of the 0.38 GB asked"
+IMPORTS_ALONE = "missed: the imports of torch and transformers take 0.33 GB, and the goal is 0.38 GB"
 WHAT_A_STEP_HOLDS = (
-    "imports, weights, gradients, AdamW, the sampler's copy take 2.3 GB of the 2.5 GB asked; activations come on top"
+    "missed: imports, weights, gradients, AdamW's moments and the sampler's copy take 2.3 GB, the goal is 2.5 GB, and "
+    "activations come on top"
 )
 WHY_MISSED = {
     "GRPO step, 2.7M, memory against TRL's default: 8 rows at a time, activations recomputed": IMPORTS_ALONE,

@@ -29,10 +29,10 @@ text { font: 11.5px ui-sans-serif, system-ui, sans-serif; fill: #6b7280 } .value
 """
 Result = dict[str, Any]
 REMARKS = {
-    "one_batch": " All four sides stay loaded beside each other: the seconds are no measure, and a side may be killed "
-    "that alone would have had enough memory.",
-    "served": " The server is vLLM's CPU build, started with the run, each publication proven; memory is that of "
-    "trainer and server together. TRL draws with transformers.",
+    "one_batch": " All four sides stay loaded at the same time. So the seconds do not count, and the system may kill a "
+    "side that has enough memory when it runs alone.",
+    "served": " The server is vLLM's CPU build. The run starts it and proves each publication of weights. Memory is "
+    "the sum over trainer and server. TRL samples with transformers.",
 }
 """Part -> remark that a reader must know before reading its tables."""
 
@@ -73,7 +73,7 @@ def picture(result: Result) -> str:
     ]
     top = max((row.bars[0][3] for row in rows), default=1.0)
     bars = interval_bars(
-        rows, label="How many times as fast as the others", form=lambda x: f"{x:g}×", low=0.0, high=top
+        rows, label="Speedup of posttrain over the other libraries", form=lambda x: f"{x:g}×", low=0.0, high=top
     )
     height = bars.split('height="')[1].split('"')[0]
     size = f'viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}"'
@@ -93,7 +93,7 @@ def _ratios(result: Result) -> Iterable[tuple[str, dict[str, float]]]:
 
 
 def _goals(result: Result) -> str:
-    lines = ["| | asked | measured | |", "|---|---|---|---|"]
+    lines = ["| | goal | measured | |", "|---|---|---|---|"]
     for goal in GOALS:
         found = reached(goal, result)
         if found is None:
@@ -103,7 +103,7 @@ def _goals(result: Result) -> str:
         value, ok = found
         note = "reached" if ok else goal.why_missed or "missed"
         lines.append(f"| {goal.what} | {goal.form(goal.bound)} | {goal.form(value)} | {note} |")
-    return "## What was asked, what was reached\n\n" + "\n".join(lines) + "\n\n"
+    return "## Goals and results\n\n" + "\n".join(lines) + "\n\n"
 
 
 def _case(part: str, case: Result) -> str:
@@ -113,8 +113,8 @@ def _case(part: str, case: Result) -> str:
     head = "| | seconds | rounds | peak memory |" + (" tokens/s |" if part == "sampling" else "")
     ratios = "; ".join(f"{pair}: {_ratio(part, ratio)}" for pair, ratio in case["ratios"].items())
     shape = (
-        f"{tokens['sampled']:,} sampled tokens; {tokens['padded']:,} positions when padded, {tokens['real']:,} real "
-        f"tokens, {tokens['shared']:,} with each prompt once per group"
+        f"A step samples {tokens['sampled']:,} tokens. Its padded rows have {tokens['padded']:,} positions and hold "
+        f"{tokens['real']:,} tokens, or {tokens['shared']:,} if each group has its prompt only once"
     )
     lines = [
         f"### {_size(case)} parameters, {case['case']}\n",
@@ -152,7 +152,7 @@ def _passes(cases: Sequence[Result]) -> str:
                 f"| {alone['gflops']:,.0f} |"
             )
     for case in cases:
-        lines += ["", f"Where the time of the pass goes, {_size(case)}, bfloat16, under the profiler:\n"]
+        lines += ["", f"The profiler divides the time of the pass as follows ({_size(case)}, bfloat16):\n"]
         lines += ["| | share |", "|---|---|", *(f"| {kind} | {share:.1%} |" for kind, share in case["profile"].items())]
     return "\n".join(lines) + "\n\n"
 
@@ -166,9 +166,9 @@ def _machine(result: Result) -> str:
         parts.setdefault(_description(origin["machine"]), {}).setdefault(version, []).append(f"`{part}`")
     bandwidth = rates.pop("memory_gb_per_s", None)
     speeds = "; ".join(f"{name} {rate:,.0f} GFLOP/s" for name, rate in rates.items())
-    limits = f" Matrix products [4096 × 768 × 3072]: {speeds}. Memory is read at {bandwidth} GB/s."
+    limits = f" Matrix products [4096 × 768 × 3072] reach {speeds}. Memory is read at {bandwidth} GB/s."
     text = "\n\n".join(
-        f"{machine} Measured there: "
+        f"{machine} These parts were measured there: "
         + "; ".join(f"{', '.join(names)} {version}" for version, names in found.items())
         + "."
         + (limits if any("`machine_limits`" in names for names in found.values()) else "")

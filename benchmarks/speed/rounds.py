@@ -127,7 +127,7 @@ class Worker:
         if self._late:
             return LATE
         if code == -signal.SIGKILL:
-            return "it was killed, as a system that is out of memory does"
+            return "the system killed it, probably because memory ran out"
         print(self._log.read_text(errors="replace")[-2000:], file=sys.stderr)
         return f"it ended with exit code {code} and without a word"
 

@@ -71,7 +71,7 @@ def planted() -> dict[str, Any]:
 
 def test_a_page_from_planted_results():
     text = page.page_of(planted())
-    step = "| GRPO step, {}, beside TRL with vLLM on the same card, its best settings included | 2.00× | {} |"
+    step = "| GRPO step, {}, against TRL with vLLM on the same card, also with its best settings | 2.00× | {} |"
     assert step.format("1.5B", "2.50× | reached") in text
     assert step.format("3B", "not measured |") in text
     assert "| SFT step, 1.5B: share of the card's matrix rate | 45% | 45% | reached |" in text
@@ -82,7 +82,7 @@ def test_a_page_from_planted_results():
     assert "| grpo 1.5b | posttrain | 44.00 GB | 41.94 GB | +5% | 5.00 s | 4.00 s |" in text
     assert "- grpo 3b: it takes up to 170 s, and 12 s were left" in text
     assert "NVIDIA H100 80GB HBM3, 81,559 MiB, driver 580.159.04; torch 2.13.0+cu130, trl 1.16.0, vllm 0.31.0." in text
-    assert "products reach 800 TFLOP/s, training 50% of that, copies 2,500 GB/s" in text
+    assert "Products reach 800 TFLOP/s, training reaches 50% of that, copies reach 2,500 GB/s" in text
 
 
 def test_a_missed_goal_is_called_missed_and_the_better_of_two_peers_counts():

@@ -1,7 +1,7 @@
 """Faster code for a CPU: compiled kernels, packed weights, and decoders that run as a short list of operations.
 
-This package implements the functions of the hook `posttrain.models.acceleration`. Only the root module imports it, and
-posttrain computes the same without it.
+This package implements the functions of the hook `posttrain.models.acceleration`. The root module registers its name,
+only the hook imports it, and posttrain computes the same without it.
 
     choice.py                       measures which of the following pays on this machine
     kernels.py, kernels.cpp         attention, norms, rotations, experts, small products; compiled when first needed
