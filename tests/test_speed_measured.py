@@ -22,7 +22,9 @@ def test_the_page_and_its_picture_are_those_of_the_results_on_file():
 
 @measured
 def test_both_sides_had_computed_the_same():
-    assert {found["task"] for found in RESULT["check"]} == {"grpo", "dpo", "sft"}, "each task is checked before it is timed"
+    assert {found["task"] for found in RESULT["check"]} == {"grpo", "dpo", "sft"}, (
+        "each task is checked before it is timed"
+    )
     for found in RESULT["check"]:
         assert found["ours"]["grad_norm"] == pytest.approx(found["trl"]["grad_norm"], rel=1e-3), found
         assert found["ours"]["loss"] == pytest.approx(found["trl"]["loss"], abs=1e-4), found

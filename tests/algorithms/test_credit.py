@@ -97,13 +97,15 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_others():
 
 
 def test_a_turn_that_no_other_has_is_compared_with_the_last_turns_of_the_others():
-    """Without a discount, the first trajectory's returns are 3 and 2. The others have one turn each, with returns 1 and
+    """Without a discount, the first trajectory returns 3 and 2. The others have one turn each, which returns 1 and
     3."""
     mask_BT = torch.stack([MASK[0], MASK[2], MASK[2]])
     given = experience([[1, 2], [1], [3]], [0, 0, 0], mask_BT)
     assert by_turn(credited(RLOO(), given, 1.0).advantages_BT, mask_BT) == [[1, 0], [-2], [1]]
     alone = replace(given, scored_PG=torch.tensor([[True, False, False]]))
-    assert not credited(RLOO(), alone, 1.0).advantages_BT.any(), "nothing is learned if there is nothing to compare with"
+    assert not credited(RLOO(), alone, 1.0).advantages_BT.any(), (
+        "nothing is learned if there is nothing to compare with"
+    )
 
 
 def test_a_discount_of_0_leaves_each_turn_its_own_reward():
