@@ -57,14 +57,12 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
 
 
 def examples(quick: int, thorough: int) -> hypothesis.settings:
-    """Return settings that draw `quick` examples per member in `make test`, and `thorough` examples in `make
-    test-slow`."""
+    """Return settings that draw `quick` examples per member in `make test`, and `thorough` in `make test-slow`."""
     return hypothesis.settings(max_examples=thorough if os.environ.get("POSTTRAIN_THOROUGH") else quick)
 
 
 def few(members: Iterable[Any], *quick: Any) -> list[Any]:
-    """Return members for `parametrize`: `make test` runs only the members in `quick`, `make test-slow` runs all of
-    them."""
+    """Return members for `parametrize`: `make test` runs only those in `quick`, `make test-slow` runs all of them."""
     found = list(members)
     assert set(quick) <= set(found), f"no members: {sorted(set(quick) - set(found))}"
     slow = (pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow) for each in found)

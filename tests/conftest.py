@@ -35,8 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Restore the handler of Ctrl-C. A shell's background jobs ignore the signal, and every run that a test starts
-    would too."""
+    """Restore the handler of Ctrl-C: a shell's background jobs ignore it, and so would every run that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -53,9 +52,8 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def import_a_share(config: pytest.Config) -> None:
-    """Import this worker's share of the test files before collection, because each worker collects all of them. The
-    worker then finds the other files already compiled by its siblings: rewriting all asserts takes longer than
-    importing."""
+    """Import this worker's share of the test files before collection, because each worker collects all of them. It then
+    finds the other files already compiled by its siblings: rewriting all asserts takes longer than importing."""
     worker, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     named = (config.invocation_params.dir / argument for argument in config.args)
     files = sorted({file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [])})

@@ -144,8 +144,7 @@ def all_imports() -> list[Import]:
 
 
 def upward(imports: list[Import]) -> list[str]:
-    """Return the imports of packages that are not on a lower floor. Two neighbours on one floor may not import each
-    other."""
+    """Return the imports of packages that are not on a lower floor. Neighbours on a floor may not import each other."""
     modules = {module_of(file): file for file in SOURCE.rglob("*.py")}
     found = []
     for one in imports:
@@ -193,8 +192,7 @@ def lines(file: Path) -> int:
 
 
 def reading_lines(name: str, definitions: tuple[str, ...]) -> int:
-    """Count the lines of the definitions with their docstrings. If none is named, count the file's lines down to the
-    card."""
+    """Count the lines of the definitions with their docstrings. If none is named, count those down to the card."""
     text = (SOURCE / name).read_text(encoding="utf-8")
     if not definitions:
         return len(text.split("    card: ClassVar")[0].splitlines())

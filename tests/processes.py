@@ -121,7 +121,7 @@ class Code(Command):
 
 
 class ForkedEngine(LocalEngine):
-    """An engine on this machine that is forked, and so need not import everything again. It otherwise equals
+    """An engine on this machine that is forked instead of importing everything again. It otherwise equals
     `LocalEngine`."""
 
     _begun: ClassVar[weakref.WeakSet[ForkedEngine]] = weakref.WeakSet()
@@ -241,8 +241,7 @@ def _engine(
 
 
 def _into_files(files: Sequence[str], function: Callable[..., None], arguments: Sequence[object]) -> None:
-    """Call a function with stdout and stderr redirected to two files. First freeze everything that has been
-    imported."""
+    """Call a function with stdout and stderr redirected to two files. First freeze all imported objects."""
     gc.freeze()
     for descriptor, file in enumerate(files, start=1):
         with open(file, "w") as written:

@@ -167,8 +167,7 @@ def texts(node: ast.AST) -> set[str]:
 
 
 def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
-    """Find comparisons with an algorithm's key, cases of a match, and isinstance or `type(...) is` with an algorithm's
-    class."""
+    """Find comparisons with an algorithm's key, cases of a match, isinstance and `type(...) is` with its class."""
     for node in nodes_of(tree):
         if isinstance(node, ast.Compare):
             named = (KEYS & texts(node)) | {name for n in ast.walk(node) if (name := name_of(n)) in CLASSES}
@@ -185,8 +184,7 @@ def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
 
 
 def peeks_at_an_algorithm(tree: ast.Module) -> Iterator[str]:
-    """Find reads of settings and attributes that only some algorithms have. All algorithms have `key`, so reading it is
-    fine."""
+    """Find reads of settings and attributes that only some algorithms have. All have `key`, so reading it is fine."""
     for node in nodes_of(tree):
         owner, name = "", ""
         if isinstance(node, ast.Subscript):
@@ -218,8 +216,7 @@ UNSAFE_YAML = {"yaml.unsafe_load", "yaml.full_load", "yaml.UnsafeLoader", "yaml.
 
 
 def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
-    """Find calls that could let a file run code: unpickling, eval and exec, and trusting the code that comes with a
-    model."""
+    """Find calls that could let a file run code: unpickling, eval and exec, and trusting a model's own code."""
     for line, name in imports(tree):
         if name.partition(".")[0] in UNPICKLERS or name.startswith("torch.distributed.checkpoint"):
             yield f"line {line} imports {name}, which unpickles"
@@ -239,8 +236,7 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
 
 
 RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bench.py"}
-"""Files of verify/ that run foreign code in a confined process, and files that package our own code for that
-process."""
+"""Files of verify/ that run foreign code in a confined process, and files that package our own code for it."""
 
 
 def test_nothing_that_is_read_can_run_code():

@@ -1,5 +1,4 @@
-"""`posttrain check`: the tested versions are those in constraints.txt, and a finding comes with the command that fixes
-it."""
+"""`posttrain check`: the tested versions are those in constraints.txt, and a finding names the command to fix it."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""The recipes on human preferences: the code that they add to the library, and that no dialogue is on both sides of a
-split."""
+"""The recipes on human preferences: the code that they add, and that no dialogue is on both sides of a split."""
 
 from __future__ import annotations
 

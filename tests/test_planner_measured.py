@@ -56,8 +56,7 @@ def test_resident_memory_of_cases_above_a_gigabyte_is_near_what_was_planned():
 
 
 def test_what_the_meter_counts():
-    """Measure known allocations: one within the lifetime of another, one inside a kernel, and one made before a
-    span."""
+    """Measure known allocations: one during another's lifetime, one inside a kernel, and one made before a span."""
     import torch
     from planning.meter import LiveBytes
 

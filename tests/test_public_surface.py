@@ -1,5 +1,4 @@
-"""The public surface that others' code relies on: names, parameters and their order change only together with this
-file."""
+"""The public surface that others' code relies on: names, parameters and their order change only with this file."""
 
 from __future__ import annotations
 

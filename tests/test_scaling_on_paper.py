@@ -75,9 +75,8 @@ def test_models_have_the_parameters_that_their_authors_count(found):
 
 
 def test_a_row_by_hand(found):
-    """Llama 3 70B on 64 A100s, with one row of 8,192 tokens each: 8 operations per parameter of the layers, 4.5 times
-    the attention and 4 times the head (its logits are recomputed), at 55% of 312 TFLOP/s, plus the traffic that is not
-    hidden."""
+    """Llama 3 70B on 64 A100s, one row of 8,192 tokens each: 8 operations per parameter of the layers, 4.5 times the
+    attention and 4 times the head (its logits are recomputed), at 55% of 312 TFLOP/s, plus the exposed traffic."""
     (one,) = (one for one in found if one.row["model"] == "llama3-70b" and one.row["gpus"] == "64xa100-80gb")
     layers = 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
     attention = 2 * 80 * 64 * 256 * 8193 / 2

@@ -1,5 +1,4 @@
-"""docs/asynchronous.md agrees with the results on file. Our rule keeps its promises, and the rival rules keep
-theirs."""
+"""docs/asynchronous.md agrees with the results on file. Our rule keeps its promises, and the rivals keep theirs."""
 
 from __future__ import annotations
 

@@ -75,8 +75,7 @@ def t() -> TokenFixture:
 
 @pytest.fixture
 def assert_ragged():
-    """Compare `[B, T]` with the numbers of a worked example, printed with 10 digits. All values outside of them must be
-    0."""
+    """Compare `[B, T]` with a worked example's numbers, printed with 10 digits. All values outside must be 0."""
 
     def check(actual_BT: Tensor, expected: Ragged) -> None:
         torch.testing.assert_close(actual_BT.detach(), pad(expected, fill=0.0), rtol=1e-8, atol=1e-12)

@@ -1,5 +1,4 @@
-"""Every setting of `policy_gradient`, the choices that read it and another value for it. Tests use it to find dead
-settings."""
+"""Every setting of `policy_gradient`, the choices that read it and another value for it, to find dead settings."""
 
 from typing import Any
 

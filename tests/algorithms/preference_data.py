@@ -31,8 +31,7 @@ def evaluate(algorithm: Algorithm, outputs: Outputs | Tensor, batch: Batch) -> E
 
 
 def spread(sums: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
-    """Spread each sum unevenly over its tokens: `[B, T]`. All other places hold nan, so that code that reads them
-    fails."""
+    """Spread each sum unevenly over its tokens: `[B, T]`. All other places hold nan, so code that reads them fails."""
     x_BT = torch.full((len(sums), max(lengths) + 1), NAN, dtype=torch.float64)
     for row, (total, length) in enumerate(zip(sums, lengths, strict=True)):
         weights_T = torch.arange(1, length + 1, dtype=torch.float64)

@@ -217,8 +217,7 @@ def test_an_anchor_by_age_without_versions_is_refused(t):
 
 
 def test_the_largest_log_ratios_leave_until_the_second_moment_is_small():
-    """The squares are 1.69, 0.25, 0.04, 0.01, 0.0025 and 0. The first two are dropped, and the mean of the rest is
-    0.013125."""
+    """The squares are 1.69, 0.25, 0.04, 0.01, 0.0025 and 0. The first two are dropped. The rest has mean 0.013125."""
     delta_BT = torch.tensor([[1.69, 0.25, 0.04], [0.01, 0.0025, 0.0]], dtype=torch.float64).sqrt()
     batch = Batch(
         completion_mask_BT=torch.ones(2, 3, dtype=torch.bool),
@@ -434,8 +433,8 @@ def test_a_correction_without_the_samplers_numbers_is_refused(t):
     ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
 )
 def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
-    """Weights 2 and 1 belong to completions of four tokens and of one token. Their mean is 3/2 over completions and 9/5
-    over tokens."""
+    """Weights 2 and 1 belong to completions of four tokens and one. Their mean is 3/2 over completions, 9/5 over
+    tokens."""
     mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
     per_token = {"sequence": math.log(2) / 4}.get(level, math.log(2))
     sampling_BT = torch.tensor([[-per_token] * 4, [0.0] * 4, [-3.0] * 4], dtype=torch.float64)
@@ -454,8 +453,7 @@ def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B)
 
 
 def test_weights_and_several_rules_act_at_once(t):
-    """Token weights are truncated. A completion whose geometric mean is out of bounds is dropped, and so is one single
-    token."""
+    """Weights are truncated, a completion with a geometric mean out of bounds is dropped, and one token is dropped."""
     rules = (Rule(score="geometric", low=0.9, high=1.4), Rule(score="token_k2", high=0.1))
     _, batch = TokenMean(correction=Correction(high=1.01, reject=rules)).start(t.logprobs_BT, sampled(t))
     expected = pad([[1.01, 0.904837418, 1], [0, 1], [1.01, 0.9512294245, 1.01, 0.9801986733], [0]])

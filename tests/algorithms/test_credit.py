@@ -97,8 +97,7 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_others():
 
 
 def test_a_turn_that_no_other_has_is_compared_with_the_last_turns_of_the_others():
-    """Without a discount, the first trajectory returns 3 and 2. The others have one turn each, which returns 1 and
-    3."""
+    """Without a discount the first trajectory returns 3 and 2. The others have one turn each, with returns 1 and 3."""
     mask_BT = torch.stack([MASK[0], MASK[2], MASK[2]])
     given = experience([[1, 2], [1], [3]], [0, 0, 0], mask_BT)
     assert by_turn(credited(RLOO(), given, 1.0).advantages_BT, mask_BT) == [[1, 0], [-2], [1]]
@@ -226,8 +225,7 @@ CRITIC = PPO(kl_coef=0.0, whiten_advantages=False, gae_lambda=0.5)
 
 
 def test_gae_goes_from_turn_to_turn():
-    """The deltas of the first are 1 + 1.5/2 - 0.5 = 1.25 and 2 - 1.5 = 0.5, those of the second 0 + 2/2 - 1 = 0 and 4 -
-    2 = 2."""
+    """First deltas: 1 + 1.5/2 - 0.5 = 1.25 and 2 - 1.5 = 0.5. Second deltas: 0 + 2/2 - 1 = 0 and 4 - 2 = 2."""
     batch = credited(CRITIC, replace(PAID, values_BT=VALUES))
     assert by_turn(batch.advantages_BT) == [[1.25 + 0.25 * 0.5, 0.5], [0 + 0.25 * 2, 2], [2.75]]
     assert by_turn(batch.returns_BT) == [[1.375 + 0.5, 2], [0.5 + 1, 4], [3]]

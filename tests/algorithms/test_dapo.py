@@ -36,8 +36,7 @@ def test_worked_loss_in_float32(t):
 
 
 def test_worked_gradient(t, assert_ragged):
-    """The gradient is -rho A / 10, except on the clipped tokens: above 1.28 with a gain, and below 0.8 with a
-    penalty."""
+    """The gradient is -rho A / 10, except on clipped tokens: above 1.28 with a gain, below 0.8 with a penalty."""
     logprobs_BT = t.logprobs_BT
     DAPO().loss(logprobs_BT, t.batch(), t.totals)[0].backward()
     expected = [
@@ -82,8 +81,7 @@ def test_the_worked_penalty_enters_before_the_statistics_of_the_group():
 
 
 def test_a_penalty_alone_is_a_signal_for_the_advantage():
-    """The rewards are equal and the lengths differ. The filter looks at rewards alone, so it would have replaced this
-    group."""
+    """Rewards are equal and lengths differ. The filter looks at rewards alone, and would have replaced this group."""
     algorithm = DAPO(overlong_buffer=4, max_completion_length=8)
     experience = completions(torch.ones(1, 2), [8, 3])
     assert algorithm.advantages(experience)[:, 0].tolist() == pytest.approx([-(2**-0.5), 2**-0.5], rel=1e-5)

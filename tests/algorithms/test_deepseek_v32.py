@@ -15,8 +15,7 @@ RAGGED_SAMPLING = ((-0.52, -1.10, -0.30), (-2.60, -0.70), (-0.12, -1.45, -0.95, 
 
 
 def test_worked_mask_against_the_old_policy(t, assert_ragged):
-    """The mean falls are [-0.083, 0.15, 0.02, -1.3]. Only the second completion has a negative advantage and fell by
-    more than 0.1."""
+    """Mean falls are [-0.083, 0.15, 0.02, -1.3]. Only the second has a negative advantage and fell by more than 0.1."""
     logprobs_BT = t.logprobs_BT
     loss, metrics = DeepSeekV32(max_negative_divergence=0.1).loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -58,8 +57,7 @@ def test_an_update_on_its_own_samples_drops_nothing(t):
 
 
 def test_a_dropped_completion_keeps_its_kl_whose_gradient_is_rho_times_delta(t):
-    """The second completion has delta [-0.5, 0.2] and rho [0.67, 1.105]. Divide by its 2 tokens and by the 4
-    completions."""
+    """The second completion has delta [-0.5, 0.2] and rho [0.67, 1.105]. Divide by its 2 tokens and 4 completions."""
     logprobs_BT = t.logprobs_BT
     loss, _ = DeepSeekV32(max_negative_divergence=0.1, kl_coef=0.04).loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()

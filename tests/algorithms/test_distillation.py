@@ -28,8 +28,7 @@ def one_row(policy_T: Tensor, teacher_T: Tensor) -> Experience:
 
 
 def expected_gradient(algorithm: Distillation) -> Tensor:
-    """Return the expected gradient of one token's loss with respect to the student's logits, summed over the whole
-    vocabulary."""
+    """Return the expected gradient of one token's loss with respect to the student's logits, over the vocabulary."""
     logits_V = STUDENT.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for v in range(3):

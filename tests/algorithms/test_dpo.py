@@ -83,8 +83,7 @@ def test_alpha_0_is_the_forward_kl_and_near_1_the_reverse_kl():
 
 @pytest.mark.parametrize(("tail_weight", "expected"), [(0.3, 0.6777673008), (1.0, 0.6881596805)])
 def test_worked_length_desensitised_loss(tail_weight, expected):
-    """The chosen answer has five tokens and the rejected one three. The chosen answer's last two tokens count
-    `tail_weight`."""
+    """The chosen answer has five tokens, the rejected one three. The last two of the five count `tail_weight`."""
     mask_BT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     batch = Batch.from_pairs(mask_BT, torch.tensor(LD_REFERENCE, dtype=torch.float64))
     logprobs_BT = torch.tensor(LD_TOKENS, dtype=torch.float64)

@@ -451,8 +451,7 @@ def test_the_product_of_the_token_ratios_makes_off_policy_data_exact(algorithm: 
     ],
 )
 def test_every_bound_and_every_other_level_is_biased(correction, expected: float):
-    """The reference is far from the policy. Masks drop completions that it rarely writes and that the policy
-    prefers."""
+    """The reference is far from the policy. Masks drop completions that it rarely writes and the policy prefers."""
     bent = cosine(ascent(REINFORCE(baseline="none", correction=correction), [LONG], 1, off_policy=True), exact([LONG]))
     assert bent == pytest.approx(expected, rel=1e-8)
 
@@ -475,8 +474,8 @@ def token_by_token(world: World, objective_of: Callable[[Tensor, int], Tensor]) 
 
 def test_with_gamma_each_token_is_credited_with_the_reward_discounted_from_it_on():
     """Token t climbs E[gamma^(T - 1 - t) R]. Like in all public implementations there is no gamma^t in front. The sum
-    is therefore not the gradient of any single objective, and in particular not of the discounted reward E[gamma^(T -
-    1) R]."""
+    is thus not the gradient of a single objective, and in particular not of the discounted reward E[gamma^(T - 1)
+    R]."""
     gamma = 0.5
     last_C = LONG.mask_CT.sum(dim=-1) - 1
 
@@ -518,8 +517,7 @@ def test_kl_in_the_loss_is_the_kl_of_each_next_token(estimator: str, forward: bo
 
 
 def test_distillation_is_the_reverse_kl_to_the_teacher_at_each_next_token():
-    """It is exact with a sum over tokens. The mean over a step's tokens is biased, because their number depends on the
-    tokens."""
+    """A sum over tokens is exact. The mean over a step's tokens is biased: their number depends on the tokens."""
     toward_teacher = -next_token_kl(LONG, forward=False)
     exactly = ComposedPolicyGradient(baseline="teacher", kl="none", **ALONE)
     assert_same(ascent(exactly, [LONG], 1), toward_teacher)

@@ -1,5 +1,4 @@
-"""`explain` describes every algorithm under all its usual names, from the declarations of its class. The pages
-agree."""
+"""`explain` describes every algorithm under all its usual names, from its class's declarations. The pages agree."""
 
 import json
 import re
@@ -308,8 +307,7 @@ def test_the_committed_pages_are_the_generated_ones(tmp_path: Path):
 
 
 def test_each_command_that_a_page_names_can_be_run():
-    """Each `python -m NAME` in docs, README and test messages names a module with a main guard, or a package with a
-    `__main__`."""
+    """Each `python -m NAME` in docs, README and tests names a module with a main guard or a package with `__main__`."""
     root = PAGES.parent.parent
     texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "tests").rglob("*.py")]
     command = re.compile(r"python -m ((?:posttrain|tests|benchmarks)[\w.]*\w)")

@@ -16,8 +16,7 @@ def test_worked_loss(t, clip: float, expected: float):
 
 
 def test_worked_gradient(t, assert_ragged):
-    """Only the clipped tokens (1, 2) and (2, 1) are stopped. The other tokens of their completions keep their
-    gradient."""
+    """Only the clipped tokens (1, 2) and (2, 1) are stopped. The others in their completions keep their gradient."""
     logprobs_BT = t.logprobs_BT
     GMPO(clip_low=0.2, clip_high=0.2).loss(logprobs_BT, t.batch(), t.totals)[0].backward()
     expected = [

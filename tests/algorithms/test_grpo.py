@@ -132,7 +132,7 @@ def test_a_masked_completion_leaves_loss_and_denominator(t):
 
 
 def test_worked_kl(t, assert_ragged):
-    """With a KL weight of 0.04: pathwise k3, and the corrected form, which has the same value and the gradient rho *
+    """With a KL weight of 0.04: pathwise k3, and the corrected form with the same value and the gradient rho *
     delta."""
     policy_gradient = torch.autograd.grad(GRPO().loss(lp := t.logprobs_BT, t.batch(), t.totals)[0], lp)[0]
     for estimator in ("k3", "k3_corrected"):

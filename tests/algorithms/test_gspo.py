@@ -57,8 +57,7 @@ def test_worked_other_averages(t):
 
 
 def test_the_clip_counts_completions(t):
-    """s = [1.09, 0.86, 0.98, 3.67] and A = [1.2, -0.7, 0.4, -1.5]: with a clip of 0.05 one is too high and one too
-    low."""
+    """s = [1.09, 0.86, 0.98, 3.67], A = [1.2, -0.7, 0.4, -1.5]: with a clip of 0.05 one is too high and one too low."""
     _, metrics = GSPO(clip_low=0.05, clip_high=0.05).loss(t.logprobs_BT, t.batch(), t.totals)
     assert float(metrics["clip_ratio/low_mean"]) == 1 / 4
     assert float(metrics["clip_ratio/high_mean"]) == 1 / 4

@@ -78,8 +78,7 @@ def test_a_rejected_token_gets_no_gradient_from_a_loss_of_whole_completions(t, o
     ids=["mean per completion", "mean over tokens", "sum per completion"],
 )
 def test_the_gradient_is_the_plain_policy_gradient_whatever_the_trust_region(t, on_policy, family, weight):
-    """The gradient is -A / (N |m_i|), -A / sum |m| or -A / N. Each family has one gradient: REINFORCE's with that
-    average."""
+    """The gradient is -A / (N |m_i|), -A / sum |m| or -A / N: each family has REINFORCE's, with that average."""
     expected_BT = (-weight(t) * t.advantages_BT)[t.mask_BT]
     for algorithm in family:
         actual_BT = gradient(t, algorithm, on_policy)[t.mask_BT]

@@ -207,8 +207,7 @@ few_examples = hypothesis_settings(max_examples=20)
 
 
 def random_experience(seed: int) -> Experience:
-    """Return three prompts with four completions each: two ties, one without a reward, one empty, and NaN around the
-    tokens."""
+    """Return three prompts with four completions each: two ties, one unscored, one empty, and NaN around the tokens."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -294,8 +293,7 @@ DRAWN_2N = torch.tensor(ORDERED).T
 
 
 def preferred(kind: str) -> Tensor:
-    """Return `[K, K]`, the probability that the first answer wins: Bradley-Terry if `kind` is "drawn", else 0, 1/2 or
-    1."""
+    """Return `[K, K]`, the probability that the first answer wins: Bradley-Terry for "drawn", else 0, 1/2 or 1."""
     ahead_KK = REWARDS[:, None] - REWARDS[None]
     return ahead_KK.sigmoid() if kind == "drawn" else (ahead_KK.sign() + 1) / 2
 
@@ -369,7 +367,7 @@ def test_deterministic_labels_of_the_reward_itself_give_the_same_gradient():
 
 
 def followed(algorithm: OnlineDPO, kind: str, steps: int, size: float) -> Tensor:
-    """Return `[K]`, the policy after `steps` steps along the expected gradient. Each step samples from the current
+    """Return `[K]`, the policy after `steps` steps along the expected gradient, each sampled from the current
     policy."""
     logits_K = REF_LOGPROBS.clone()
     for _ in range(steps):

@@ -20,8 +20,7 @@ def answers(n: int, c: int, dtype: torch.dtype = torch.float64) -> Experience:
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-5), (torch.float32, 1e-5)])
 def test_worked_advantages(dtype: torch.dtype, rtol: float):
-    """n = 8, c = 3, k = 4. The numbers are for epsilon 0, where tests/functional/test_baselines.py matches them
-    exactly."""
+    """n = 8, c = 3, k = 4. The numbers are for epsilon 0, which tests/functional/test_baselines.py checks exactly."""
     expected = torch.tensor([0.2773500981] * 3 + [-0.1664100589] * 5, dtype=dtype)
     torch.testing.assert_close(PassAtK(k=4).advantages(answers(8, 3, dtype)).flatten(), expected, rtol=rtol, atol=0)
 

@@ -52,8 +52,7 @@ def learnt(t, algorithm: PolicyGradient, batch: Batch | None = None) -> tuple[fl
 
 
 def test_worked_lite_ppo(rewards_PG):
-    """The mean is the group's and the standard deviation the batch's, 0.4185110693. This row adds 1e-4, LitePPO
-    1e-6."""
+    """The mean is the group's, the standard deviation the batch's, 0.4185110693. This row adds 1e-4, LitePPO 1e-6."""
     expected = [
         [1.194426131, -1.194426131, -1.194426131, 1.194426131],
         [-0.7166556787, 0.9555409049, 0, -0.2388852262],
@@ -133,8 +132,7 @@ def test_a_masked_completion_counts_only_on_request(t, aggregation, given, count
 
 
 def test_the_mean_per_prompt_weighs_prompts_alike_and_their_tokens_alike(t):
-    """Rows 0 and 1 answer one prompt with 5 tokens, rows 2 and 3 another with 5. It then equals the mean over
-    tokens."""
+    """Rows 0 and 1 answer one prompt with 5 tokens, rows 2 and 3 another. It then equals the mean over tokens."""
     even = replace(t.batch(), groups_B=torch.tensor([0, 0, 1, 1]))
     assert learnt(t, ComposedPolicyGradient(aggregation="prompt_mean"), even)[0] == pytest.approx(0.146589988, rel=1e-8)
     uneven = replace(t.batch(), groups_B=torch.tensor([7, 3, 7, 7]))

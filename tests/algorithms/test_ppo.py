@@ -222,8 +222,7 @@ def test_worked_value_loss(value_clip: float | None, loss: float, fraction: floa
 
 
 def test_a_batch_without_returns_gets_the_same_from_its_own_rows():
-    """The batch is built by hand from experience and advantages. This also holds row by row, since returns belong to
-    rows."""
+    """The batch is built by hand from experience and advantages. Single rows agree, too: returns belong to rows."""
     rewards_PG = torch.tensor([[1.0, -3.0], [0.5, 2.0]], dtype=torch.float64)
     torch.manual_seed(0)
     experience = Experience.from_rewards(

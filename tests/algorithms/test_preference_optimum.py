@@ -169,8 +169,7 @@ def sigmoid(x: float) -> float:
 
 def simpo_by_coordinates(beta: float, gamma: float) -> Tensor:
     """Return the minimum of sum_ij p(i > j) log(1 + exp(gamma - beta (a_i - a_j))). It is convex in a: find one a at a
-    time by bisecting its derivative. This fixes a up to a constant, which makes the probabilities exp(|y| a) sum to
-    1."""
+    time by bisecting its derivative. A constant remains, for which the probabilities exp(|y| a) sum to 1."""
     a = [0.0] * 4
 
     def slope(i: int, value: float) -> float:
@@ -242,8 +241,7 @@ DESIRABLE_IN_10 = (9, 7, 5, 3)
 
 
 def trained_on_labels(algorithm: KTO, steps: int, learning_rate: float) -> Tensor:
-    """Return `[K]`, the policy after gradient descent on ten labels per answer, with z0 from each step's mismatched
-    rows."""
+    """Return `[K]`, the policy after gradient descent on ten labels per answer, with z0 from mismatched rows."""
     rows_B = torch.arange(4).repeat_interleave(10)
     labels_B = torch.tensor([k < n for n in DESIRABLE_IN_10 for k in range(10)])
     ref_BT = token_logprobs(REF_LOGPROBS, rows_B)

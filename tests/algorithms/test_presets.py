@@ -106,8 +106,7 @@ def test_trl_dapo_averages_over_tokens_and_masks_completions_by_their_product(t)
 
 
 def test_trl_rloo(t, assert_ragged):
-    """The KL is subtracted from the reward before the leave-one-out mean. The ratio of the whole completion is
-    clipped."""
+    """The KL is subtracted from the reward before the leave-one-out mean. The completion's ratio is clipped."""
     algorithm = preset("trl-rloo", kl_coef=0.1)
     experience = Experience.from_rewards(
         torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64),
@@ -204,8 +203,7 @@ def test_trl_kto():
 
 
 def test_the_target_margin_of_trl_is_not_scaled_by_beta():
-    """TRL's simpo_gamma = 0.5 means 0.5 in the loss even if beta = 0.1, and not 0.05. The SimPO repository uses a
-    ratio."""
+    """TRL's simpo_gamma = 0.5 means 0.5 in the loss even if beta = 0.1. The SimPO repository uses a ratio."""
     algorithm = named("trl-simpo")
     assert isinstance(algorithm, SimPO)
     assert algorithm.target_margin == 0.5

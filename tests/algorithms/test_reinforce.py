@@ -1,5 +1,4 @@
-"""REINFORCE: worked numbers, its three baselines and their state, returns with KL and discount, and the optional
-clip."""
+"""REINFORCE: worked numbers, three baselines and their state, returns with KL and discount, and the optional clip."""
 
 import pytest
 import torch

@@ -36,8 +36,7 @@ def test_maxrl_refuses_rewards_whose_mean_is_no_probability():
 
 
 def test_worked_loss_of_dro(t):
-    """The rewards of one group are 1, 0, 0.5 and 0.25, tau is 0.5, and the loss is the mean over fixture T's ten
-    tokens."""
+    """A group has rewards 1, 0, 0.5 and 0.25, tau is 0.5, and the loss is the mean over fixture T's ten tokens."""
     mask_BT = t.mask_BT
     rewards_PG = torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64)
     experience = Experience.from_rewards(rewards_PG, completion_mask_BT=mask_BT, old_logprobs_BT=t.old_BT)

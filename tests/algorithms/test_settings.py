@@ -166,8 +166,7 @@ def test_an_algorithm_without_state_keeps_none(cls: type[Algorithm]):
 
 CLIPPED = [cls for cls in ALGORITHMS.values() if hasattr(cls, "clip_low")]
 CLIPPED = [cls for cls in CLIPPED if cls.card.choices["trust_region"] in ("none", "clip", "clip_cov")]
-"""Algorithms with a clipped ratio. GMPO is excluded because it clips in log space, and CISPO because it clips a
-weight."""
+"""Algorithms with a clipped ratio. GMPO is excluded, as it clips in log space, and CISPO, as it clips a weight."""
 
 
 @catalogue("cls", CLIPPED, ids=lambda cls: cls.key)
@@ -312,8 +311,7 @@ def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], sett
 
 
 def everything(t) -> Experience:
-    """Return completions of which 1 has risen and 2 has fallen, both out of the clip, with everything that an algorithm
-    may need."""
+    """Return completions of which 1 has risen and 2 fallen, both out of the clip, with everything that is needed."""
     return Experience.from_rewards(
         torch.tensor([[0.9, 0.2, 0.5, 0.4]], dtype=torch.float64),
         rewards_KPG=torch.tensor([[[0.9, 0.2, 0.5, 0.4]], [[0.0, 1.0, 1.0, 0.0]]], dtype=torch.float64),

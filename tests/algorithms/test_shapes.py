@@ -34,8 +34,7 @@ def right(letters: str) -> Tensor:
 
 
 def wrong_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Yield wrong shapes: a scalar, a dimension fewer or more, and each dimension set to 1, one longer or one
-    shorter."""
+    """Yield wrong shapes: a scalar, a dimension fewer or more, and each dimension set to 1, longer or shorter."""
     yield ()
     yield (*shape, 1)
     yield (1, *shape)

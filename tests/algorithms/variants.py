@@ -1,5 +1,4 @@
-"""Every algorithm, in variants that take different paths through its code. The invariances are tested on all of
-them."""
+"""Every algorithm, in variants that take different paths through its code. All invariances are tested on them."""
 
 from posttrain.algorithms import (
     CISPO,

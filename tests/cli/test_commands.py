@@ -1,5 +1,4 @@
-"""Every verb: help without torch, one JSON object, settings in any spelling, and an exit code that tells the
-outcome."""
+"""Every verb: help without torch, one JSON object, settings in any spelling, and an exit code for each outcome."""
 
 from __future__ import annotations
 

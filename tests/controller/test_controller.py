@@ -101,8 +101,7 @@ def test_a_synchronous_step():
 
 
 def in_turns(**changes: Any) -> tuple[Controller, list[Command]]:
-    """Return a controller with one group per step, whose two rows have turns, and its commands to their
-    environments."""
+    """Return a controller with one group per step and rows with turns, and its commands to their environments."""
     controller = Controller(limits(prompts_per_step=1, turns=True, **changes), engines="a")
     controller.handle(Joined("a"))
     opened = [command for command in controller.handle(Published(0)) if isinstance(command, Open)]
@@ -111,8 +110,7 @@ def in_turns(**changes: Any) -> tuple[Controller, list[Command]]:
 
 
 def test_a_row_of_several_turns_is_with_its_environment_or_with_an_engine():
-    """Environments start before the first turn, and each again after a turn, in parallel. Only the group waits for
-    them."""
+    """Environments start before the first turn, and again after each, in parallel. Only the group waits for them."""
     controller, opened = in_turns()
     one, other = Row(0, 0), Row(0, 1)
     assert opened == [Open(one), Open(other)]

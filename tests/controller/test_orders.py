@@ -52,7 +52,7 @@ ENGINES = ("a", "b", "c")
 
 
 class Adversary:
-    """A world that answers commands in any order, and causes faults."""
+    """The opponent of the controller. It answers commands in any order, and causes faults."""
 
     def __init__(self, limits: Limits, evaluates: int = 0) -> None:
         """Each version that is a multiple of `evaluates` is evaluated before the next batch. 0 means no evaluations."""

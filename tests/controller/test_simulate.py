@@ -78,8 +78,8 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_a_synchronous_run_takes_what_can_be_computed_by_hand():
-    """Two rows have 100 tokens of 10 ms, a step takes 1 s, and a publication takes 0.1 s, before the first step and
-    after each."""
+    """Two rows have 100 tokens of 10 ms, a step takes 1 s, a publication 0.1 s, before the first step and after
+    each."""
     workload = Workload(
         slots=2,
         seconds_per_token=0.01,

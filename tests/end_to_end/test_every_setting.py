@@ -733,8 +733,7 @@ SHOWN_BY_WATCHES = {
         *("reference_steps", "heldout_z", "heldout_window", "gap"),
     )
 }
-"""Settings that set off alarms: tests/watch/test_alarms.py moves each of these limits. Here, alarms.cusum_limit stands
-for them."""
+"""Settings that set off alarms. tests/watch/test_alarms.py moves each of them. Here, alarms.cusum_limit does."""
 SHOWN_BY_ENGINES = {"rollout.engines", "train.run_ahead"}
 """tests/faults/test_engines.py uses engines that run ahead."""
 GIVEN_TO_SESSIONS = {

@@ -1,5 +1,4 @@
-"""Parts for runs with several turns in the table of settings: a model that ends turns and calls tools, and
-environments."""
+"""Parts of runs with turns for the table of settings: a model that ends turns and calls tools, and environments."""
 
 from __future__ import annotations
 

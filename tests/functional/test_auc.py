@@ -39,8 +39,7 @@ def test_classes_that_are_told_apart_completely_still_have_an_interval():
 
 
 def test_the_intervals_of_an_auc_and_of_its_change_cover_what_they_say():
-    """Normal scores one standard deviation apart have an AUC of Phi(1 / sqrt 2). Before, they were half as far
-    apart."""
+    """Normal scores one standard deviation apart have an AUC of Phi(1 / sqrt 2). Before, they were half as far."""
     dice, rounds = random.Random(1), 300
     truth, before_truth = (statistics.NormalDist().cdf(apart / math.sqrt(2)) for apart in (1.0, 0.5))
     covered = [0, 0]
@@ -60,8 +59,7 @@ def test_alone_each_row_is_its_own_cluster():
 
 
 def test_copies_of_every_row_are_no_more_evidence_than_one():
-    """Obuchowski (1997): the terms of a cluster are added before they are squared. This also holds for perfect
-    separation."""
+    """Obuchowski (1997): a cluster's terms are added before they are squared. Perfect separation is covered, too."""
     for positives, negatives in (([0.9, 0.4, 0.7, 0.6], [0.1, 0.5, 0.65, 0.2]), ([1.0] * 8, [0.0] * 8)):
         alone, n = auc_interval(positives, negatives), len(positives)
         owners = [i for i in range(n) for _ in range(5)]

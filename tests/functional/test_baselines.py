@@ -84,8 +84,7 @@ def test_equal_rewards_have_no_signal_whatever_the_rounding(reward: float, group
 
 
 def test_seven_float32_rewards_of_a_tenth_do_not_cancel_by_themselves():
-    """This is why the rule is needed: without it these rewards would leave a difference, which the division would blow
-    up."""
+    """This is why the rule is needed: without it these rewards leave a difference that the division would blow up."""
     rewards_PG = torch.full((1, 7), 0.1)
     assert (rewards_PG - group_mean(rewards_PG, all_scored(rewards_PG))).abs().max() > 0
     assert (center_by_group(rewards_PG, all_scored(rewards_PG)) == 0).all()

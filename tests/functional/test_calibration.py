@@ -114,8 +114,7 @@ def test_a_calibrated_model_of_clustered_steps_is_rarely_called_wrong():
 @catalogue("n", [50, 200, 1000])
 @catalogue("shift", [0.0, 0.05, 0.2])
 def test_the_interval_covers_the_true_error_at_least_as_often_as_it_says(shift, n):
-    """The shift gives every bin the same error, which is the true ECE. The promised coverage over 150 samples is
-    95%."""
+    """The shift gives every bin the same error, the true ECE. The promised coverage over 150 samples is 95%."""
     covered = 0
     for seed in range(150):
         dice = random.Random(seed)
@@ -137,8 +136,7 @@ def test_predictions_that_belong_together_are_drawn_together():
 
 
 def test_the_root_of_the_mean_squared_error():
-    """The squares are 0, 4 and 0. Their spread, sqrt(3) of the mean, exceeds that of normal errors, sqrt(2). t(2) =
-    4.303."""
+    """The squares are 0, 4, 0. Their spread, sqrt(3) of the mean, exceeds normal errors' sqrt(2). t(2) = 4.303."""
     found, factor = root_mean_square_error([1.0, 2.0, 3.0], [1.0, 4.0, 3.0]), math.exp(4.30265273 / 2)
     expected = [math.sqrt(4 / 3) * scale for scale in (1, 1 / factor, factor)]
     assert found == pytest.approx((*expected, 3))

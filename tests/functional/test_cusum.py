@@ -59,8 +59,7 @@ def test_at_9_honest_runs_stay_silent_and_at_5_they_do_not():
 
 @catalogue("share, least, most", [(0.05, 4, 10), (0.10, 2, 5), (0.20, 1, 3)])
 def test_it_comes_in_time(share, least, most):
-    """The median delay over 60 runs with 32 answers per step is 7 steps for 5% of disagreement, 3 for 10%, and 2 for
-    20%."""
+    """The median delay over 60 runs with 32 answers a step is 7 steps for 5% disagreement, 3 for 10%, 2 for 20%."""
     delays = [first_alarm(random.Random(run), share, 300, H) or 300 for run in range(60)]
     assert least <= statistics.median(delays) <= most
 

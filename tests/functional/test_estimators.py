@@ -105,8 +105,7 @@ def test_a_group_judged_both_ways_counts_with_its_correct_share():
 
 
 def test_too_many_subsets_are_drawn_from_the_seed_and_agree_with_the_exact_count():
-    """C(30, 15) is 155 million. All answers are in one group or unreadable, so there are no ties, and both definitions
-    agree."""
+    """C(30, 15) is 155 million. All answers are in one group or unreadable: without ties, both definitions agree."""
     answers = [*["A"] * 12, *["B"] * 3, *[None] * 15]
     correct = [answer == "B" for answer in answers]
     exact = majority_at_k(answers, correct, 14)
@@ -163,8 +162,7 @@ def test_best_of_k_is_the_average_highest_score_of_all_subsets(scores, data):
 
 
 def test_large_counts_stay_exact():
-    """C(10000, 5000) has 3,008 digits. A float factorial would be infinite, and 1 - x would lose the digits of a tiny
-    x."""
+    """C(10000, 5000) has 3,008 digits. A float factorial would be infinite, and 1 - x would lose a tiny x's digits."""
     assert pass_at_k(10_000, 1, 5_000) == 0.5
     assert pass_at_k(10**6, 1, 1) == 1e-6
 

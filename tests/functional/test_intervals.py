@@ -144,8 +144,7 @@ def _answers(rng, chances, samples):
     [((0.5,), 4), ((0.95,), 4), ((0.02,), 4), ((0.0, 1.0), 4), ((0.0, 0.0, 0.1, 0.9), 4), ((0.97,), 1), ((0.3,), 16)],
 )
 def test_the_interval_over_problems_covers_the_truth_as_often_as_it_says(chances, samples):
-    """There are 40 problems, each answered `samples` times at its own chance. 95 % is stated, and at least 93 % is
-    required."""
+    """There are 40 problems, each answered `samples` times at its own chance. 95 % is stated, 93 % is required."""
     covered = _coverage(
         lambda rng: _answers(rng, chances, samples),
         statistics.mean(chances),
@@ -206,8 +205,7 @@ def test_a_ratio_over_equal_texts_is_a_mean():
 
 
 def test_a_mean_over_tokens_weighs_texts_by_their_length_and_its_spread_by_text():
-    """The residuals x - R y use the R of the other texts' tokens, by hand. 12^2 / 40 = 3.6 texts determine the
-    spread."""
+    """The residuals x - R y use the R of the other texts' tokens. 12^2 / 40 = 3.6 texts determine the spread."""
     found = ratio_interval([1.0, 2.0, 9.0, 6.0], [2, 2, 4, 4])
     residuals = [(1.0 - 1.5 * 2) / 10, (2.0 - 1.5 * 2) / 10, (9.0 - 1.5 * 4) / 8, (6.0 - 1.5 * 4) / 8]
     half = student_quantile(0.975, 2) * 3 * statistics.stdev(residuals) / math.sqrt(4)
@@ -238,8 +236,7 @@ def test_no_token_has_no_mean(given_numbers):
 
 @catalogue("n", [5, 8, 40])
 def test_the_interval_of_a_token_mean_covers_what_it_says(n):
-    """Texts differ in length, and the tokens of a text share a level. The texts are independent, but the tokens are
-    not."""
+    """Texts differ in length, and a text's tokens share a level. The texts are independent, the tokens are not."""
     dice, covered, rounds = random.Random(0), 0, 1000
     for _ in range(rounds):
         lengths = [dice.randint(1, 20) for _ in range(n)]

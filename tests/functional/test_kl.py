@@ -69,8 +69,8 @@ def test_values_over_two_outcomes(name: str, values: list[float], expected: floa
     ],
 )
 def test_gradients_over_two_outcomes(name: str, expected: float):
-    """The gradient of KL(policy || reference) is 0.2630802234, that of KL(reference || policy) 0.3. Pathwise k3 gives
-    the latter."""
+    """The gradient of KL(policy || reference) is 0.2630802234. Pathwise k3 gives that of KL(reference || policy),
+    0.3."""
     theta, policy_V, ref_V = two_outcomes()
     estimate = (policy_V.detach().exp() * kl_estimate(name, policy_V, ref_V)).sum()
     assert torch.autograd.grad(estimate, theta)[0].item() == pytest.approx(expected, rel=1e-8, abs=1e-12)

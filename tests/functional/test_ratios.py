@@ -126,8 +126,7 @@ def test_no_gradient_reaches_the_old_policy():
     ],
 )
 def test_the_clip_stops_only_what_has_gone_too_far_in_its_own_direction(ratio, advantage, loss, gradient):
-    """A gain has a gradient below and inside the band, but not above. A penalty has one inside and above, but not
-    below."""
+    """A gain has its gradient below and inside the band, but not above. A penalty has it inside and above."""
     u = torch.tensor(ratio, dtype=torch.float64, requires_grad=True)
     value = clipped_surrogate(u, torch.tensor(advantage, dtype=torch.float64), 0.2, 0.2)
     value.backward()

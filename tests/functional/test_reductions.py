@@ -27,8 +27,7 @@ def test_sequence_mean_weighs_every_row_the_same():
 
 
 def test_means_of_micro_batches_would_have_been_something_else():
-    """The mean of the means of {row 1} and {rows 2, 3} weights the short batch more. Division by the step's tokens does
-    not."""
+    """The mean of the means of {row 1} and {rows 2, 3} weights the short batch more than the step's tokens do."""
     one, others = matrix(NLLS[:1]), matrix(NLLS[1:])
     means = (token_mean(*one, tokens=3) + token_mean(*others, tokens=7)) / 2
     assert means.item() == pytest.approx(0.7761904762, rel=1e-8)

@@ -1,5 +1,4 @@
-"""Trust regions other than the clip: worked numbers of fixture T, which tokens keep their gradient, and random
-choices."""
+"""Trust regions besides the clip: worked numbers of fixture T, tokens that keep their gradient, random choices."""
 
 import math
 

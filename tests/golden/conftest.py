@@ -30,8 +30,7 @@ class Golden:
     """Whether --update-golden was given."""
 
     def check(self, steps: Steps, *, rtol: float, atol: float, no_drift: bool = True) -> None:
-        """Compare after writing the file, if an update was requested. Only the run that defines a class's file calls
-        it."""
+        """Compare after writing the file, if an update was requested. Only the run that defines the file calls this."""
         if self.update:
             lines = [f'  "{name}": {json.dumps(values)}' for name, values in series(steps).items()]
             self.file.write_text("{\n" + ",\n".join(lines) + "\n}\n")

@@ -65,8 +65,7 @@ def write_inputs(folder: Path) -> Path:
 
 def answers_to(word: str) -> dict[str, Any]:
     """Return the columns of a word. Its letters in order are the answer to imitate, to prefer to the reverse order, to
-    label arbitrarily and to rate. Its single letters are steps, each right if it does not come before the previous
-    one."""
+    label arbitrarily and to rate. Its letters are steps, each right if not before the previous one."""
     ordered = "".join(sorted(word))
     return {
         "completion": ordered,

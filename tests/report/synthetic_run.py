@@ -1,5 +1,4 @@
-"""A run folder with all files of a real one, in the real formats. It is deterministic, and takes milliseconds to
-write."""
+"""A run folder with all files of a real one, in the real formats: deterministic, and written in milliseconds."""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_ratings_improve_downwards():
     assert verdict(run).headline == "The model improved."
 
 
-# --- what is noticed --------------------------------------------------------------------------------------------------
+# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def test_chosen_answers_that_became_less_likely_are_a_warning_with_its_cures():

@@ -49,7 +49,7 @@ def own_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
 
 
-# ---------------------------------------------------------------- what a tracker has, read as it reads it
+# ---------------------------------------------------------------- the contents of a tracker, read by its own means
 
 
 def in_tensorboard(folder: Path) -> tuple[Series, list[tuple[int, str]]]:
@@ -124,8 +124,7 @@ def last_step(series: Series) -> int:
 
 
 def assert_complete(folder: Path, tracker: str, *, but: tuple[str, ...] = ()) -> None:
-    """Check that every number of metrics.jsonl is there once, besides evaluations. Values of metrics in `but` may
-    differ."""
+    """Check that every number of metrics.jsonl is there once, besides evaluations. Values of `but` may differ."""
     ours = in_the_folder(folder)
     assert ours
     wait_until(

@@ -168,8 +168,7 @@ SITUATIONS = [
 
 
 def table() -> str:
-    """Return the table of situations. `python -m tests.lab.advise.situations docs/advise.md` writes it into
-    docs/advise.md."""
+    """Return the table for docs/advise.md. `python -m tests.lab.advise.situations docs/advise.md` writes it there."""
     rows = [
         f"| {s.says} | {', '.join(f'{k} = {v}' for k, v in s.facts.items()) or '(nothing)'} "
         f"| {f'`{s.best}`' if s.best else 'none yet'} | `{s.rule}` |"

@@ -41,8 +41,7 @@ def _rules() -> str:
 
 
 def _because(rule: Rule) -> str:
-    """Return `a program checks answers; ppo: a critic learns ...`: each reason names its algorithms unless it holds for
-    all."""
+    """Return `a program checks answers; ppo: a critic learns ...`: a reason names its algorithms unless all have it."""
     of: dict[str, list[str]] = {}
     for key in (*rule.weigh, *sorted(rule.veto)):
         of.setdefault(rule.said_of(key).text, []).append(key)

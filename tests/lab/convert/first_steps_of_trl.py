@@ -130,8 +130,7 @@ def _trainer(trainer: Any, folder: Path) -> None:
 
 
 def _rewards(given: Any) -> list[Any]:
-    """Use lengths in place of a reward model, whose tokens differ here, and of a length reward that would be
-    constant."""
+    """Use lengths in place of a reward model, whose tokens differ, and of a length reward that would be constant."""
     funcs = given if isinstance(given, list) else [given]
     return [length if isinstance(one, str) or one.__name__ == "longest" else one for one in funcs]
 

@@ -134,8 +134,7 @@ SAME: dict[str, dict[str, Any]] = {
     "rloo.py": {},
     "sft.yaml": {},
 }
-"""The changes that first_steps_of_trl.py makes to a script. All run without adapters, whose initial weights are
-random."""
+"""The changes that first_steps_of_trl.py makes to a script. None has adapters: their initial weights are random."""
 
 
 @pytest.fixture(scope="module")
@@ -194,8 +193,7 @@ def test_a_converted_file_takes_a_first_step(path, models, written):
 
 @pytest.mark.parametrize("name", SAME)
 def test_the_first_step_is_that_of_trl(name, models, written):
-    """Compare loss and gradient norm with TRL's first step of the script, on the same rows, completions and float32
-    weights."""
+    """Compare loss and gradient norm with TRL's first step, on the same rows, completions and float32 weights."""
     settings = written(HERE / "trl" / name)
     case = CASES[name]._replace(row=ROWS_OF_TRL.get(name, CASES[name].row))
     changes = here(settings, case, models, settings["train"]["prompts_per_step"])

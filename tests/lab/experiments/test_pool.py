@@ -1,5 +1,4 @@
-"""Several runs at a time: the next begins when there is room, a failed run stops no other, and no run is left
-behind."""
+"""Several runs at a time: the next begins when there is room, a failure stops no other run, and none is left behind."""
 
 from __future__ import annotations
 

@@ -36,8 +36,7 @@ class Planned:
 
 
 def written(bytes_: int) -> str:
-    """Return GiB with one decimal. Halves are rounded up like in JavaScript, and not to the even digit like in
-    Python."""
+    """Return GiB with one decimal. Halves are rounded up like in JavaScript, not to even like in Python."""
     if not bytes_:
         return "–"
     return f"{math.floor(10 * bytes_ / GIB + 0.5) / 10:.1f}" if bytes_ / GIB >= 0.05 else "<0.1"

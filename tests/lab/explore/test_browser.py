@@ -22,8 +22,7 @@ VIEWS = (
     "#a=dpo&b=kto&model=70b&device=rtx-4090&gpus=1",
     "#a=sft&walk=verifier",
 )
-"""Addresses of views: a single algorithm, two side by side, offline and too large, and with an answer for the
-advisor."""
+"""Addresses of views: one algorithm, two side by side, offline and too large, and with an answer to the advisor."""
 
 
 WORDS = {"yes": "fits", "probably": "probably fits", "hardly": "hardly fits", "no": "does not fit"}

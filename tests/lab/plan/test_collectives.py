@@ -125,8 +125,7 @@ def test_full_sharding_gathers_layers_twice_and_the_root_once_in_a_micro_batch_a
 
 
 def test_frozen_matrices_travel_as_they_are_held():
-    """The matrices travel in the precision of the products. Norms, embeddings and head of a frozen model stay
-    float32."""
+    """The matrices travel in the products' precision. Norms, embeddings and head of a frozen model stay float32."""
     norms = 2 * SHAPE.hidden
     frozen = sum(
         one.received
@@ -145,8 +144,7 @@ def test_weights_that_others_cast_before_they_are_gathered_are_half_as_many_byte
 
 
 def test_the_root_two_layers_and_the_last_sums_are_waited_for():
-    """Exposed in each micro-batch: root and first layer forward, last layer backward, then the sums of first layer and
-    root."""
+    """Exposed per micro-batch: root and first layer forward, last layer backward, the sums of first layer and root."""
     messages = cost_of_step(SFT, H100).messages("train")
     alone = sum(found.received for found in messages if not found.hidden)
     assert alone == pytest.approx(2 * 63 / 64 * (4 * (ROOT + 2 * LAYER) + 4 * (ROOT + LAYER)))

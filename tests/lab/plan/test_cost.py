@@ -198,8 +198,7 @@ def seconds(workload: Workload, gpus: str) -> dict[str, float]:
 
 
 def test_devices_without_a_prompt_do_not_make_a_step_faster():
-    """There are 16 prompts, each with its whole group on one device. 16 devices have one each, so more devices get
-    none."""
+    """There are 16 prompts, each with its whole group on one device. 16 devices have one each, any more have none."""
     few = Workload(architecture=read_architecture("7b"), algorithm="grpo", needs=frozenset(), prompts_per_step=16)
     for name in ("answers", "policy"):
         took = {count: seconds(few, f"{count}xh100")[name] for count in (8, 12, 16, 64)}

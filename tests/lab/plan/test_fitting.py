@@ -47,8 +47,7 @@ def test_settings_that_do_not_go_together_are_passed_over():
 
 
 def test_what_a_plan_suggests_makes_the_same_run_fit():
-    """Each suggestion of several plans surely fits when it is planned again, and none of its settings can be left
-    out."""
+    """Each suggestion of several plans surely fits when planned again, and none of its settings can be left out."""
     for model, algorithm, gpus in (("7b", "grpo", "l40s"), ("1.5b", "ppo", "l4"), ("3b", "dpo", "rtx-4090")):
         plan = make_plan(model=model, algorithm=algorithm, gpus=gpus)
         assert not plan.verdict.fits
@@ -67,7 +66,7 @@ def test_what_a_plan_suggests_makes_the_same_run_fit():
 @pytest.mark.parametrize("devices", [1, "auto", 8])
 def test_what_a_plan_of_several_gpus_suggests_is_what_so_many_ranks_take(devices):
     """Eight ranks refuse 8-bit moments, and one device refuses weights in main memory. A suggestion that needs more
-    devices says so."""
+    devices names them."""
     plan = make_plan({**from_flags("7b", "ppo"), "train": {"steps": 2, "devices": devices}}, gpus="8xh100")
     offered = {name for step in possible_steps(plan.config, plan.workload) for name in step.settings}
     assert {"train.optimizer", "train.cpu_offload"} <= offered

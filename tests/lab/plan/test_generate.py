@@ -1,5 +1,4 @@
-"""Copies and casts that the sampler makes of the policy's weights: copies for its products, and casts in half
-precision."""
+"""Copies and casts that the sampler makes of the policy's weights: for its products, and in half precision."""
 
 from __future__ import annotations
 

@@ -82,8 +82,7 @@ def test_what_cannot_be_planned_says_why(given, message):
 
 
 def test_a_checkpoint_has_model_weights_and_two_moments():
-    """Full training: 4 + 4 + 8 bytes per parameter. Adapters: 4 bytes per parameter, and 16 per number of the
-    adapters."""
+    """Full training: 4 + 4 + 8 bytes per parameter. Adapters: 4 per parameter, and 16 per number of the adapters."""
     shape = read_architecture("0.5b")
     full = Workload(architecture=shape, algorithm="grpo", needs=frozenset(), steps=100)
     every = CheckpointConfig(every=30, keep=2)

@@ -98,8 +98,7 @@ def test_the_schemas_of_tools_are_part_of_each_prompt(tmp_path):
 
 
 def test_the_last_turns_are_requests_behind_all_that_came_before_them():
-    """There are 2 prompts x 4. On a CPU 5 of 8 rows are drawn while the others wait. An accelerator draws all of
-    them."""
+    """There are 2 prompts x 4. On a CPU 5 of 8 rows are drawn while others wait. An accelerator draws all of them."""
     turns = Turns(number=3, tokens=32, given=20)
     whole = replace(plan().workload, device="cpu", completion_tokens=136, turns=turns)
     first, last = first_and_last(whole)
@@ -155,8 +154,7 @@ def test_trajectories_wait_side_by_side():
 
 
 def test_it_is_counted_on_a_cpu_where_kernels_do_not_compute_all():
-    """The layers of half a billion parameters are larger than the kernels multiply, and a wide vocabulary is a large
-    head."""
+    """Layers of half a billion parameters are larger than kernels multiply, and a wide vocabulary is a large head."""
     large = replace(plan().workload, device="cpu", precision="float32")
     assert is_counted(large)
     assert not is_counted(replace(large, device="cuda"))

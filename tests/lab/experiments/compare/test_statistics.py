@@ -41,8 +41,7 @@ def test_how_many_times_as_large_is_a_mean_of_logarithms():
 
 
 def test_seeds_and_examples_both_count():
-    # seed means 0.5 and 1, example means 1 and 0.5: both variances are 0.125 / 2, and both use t with 1 degree of
-    # freedom
+    # seed means 0.5 and 1, example means 1 and 0.5: both variances are 0.125 / 2, both use t with 1 degree
     scores = {0: {"a": 1.0, "b": 0.0}, 1: {"a": 1.0, "b": 1.0}}
     found = estimate(scores, 0.95)
     assert found.mean == 0.75

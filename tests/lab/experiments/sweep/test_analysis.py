@@ -1,5 +1,4 @@
-"""The analysis of a sweep: which knob turns success into collapse, and which claims about best and default are
-allowed."""
+"""The analysis of a sweep: the knob that turns success into collapse, and allowed claims about best and default."""
 
 from __future__ import annotations
 
