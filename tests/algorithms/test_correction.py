@@ -433,8 +433,7 @@ def test_a_correction_without_the_samplers_numbers_is_refused(t):
     ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
 )
 def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
-    """Weights 2 and 1 belong to completions of four tokens and one. Their mean is 3/2 over completions, 9/5 over
-    tokens."""
+    """Weights 2 and 1 belong to completions of four tokens and one. Their mean is 3/2 per completion, 9/5 per token."""
     mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
     per_token = {"sequence": math.log(2) / 4}.get(level, math.log(2))
     sampling_BT = torch.tensor([[-per_token] * 4, [0.0] * 4, [-3.0] * 4], dtype=torch.float64)

@@ -367,8 +367,7 @@ def test_deterministic_labels_of_the_reward_itself_give_the_same_gradient():
 
 
 def followed(algorithm: OnlineDPO, kind: str, steps: int, size: float) -> Tensor:
-    """Return `[K]`, the policy after `steps` steps along the expected gradient, each sampled from the current
-    policy."""
+    """Return `[K]`, the policy after `steps` steps along the expected gradient, each taken from the current policy."""
     logits_K = REF_LOGPROBS.clone()
     for _ in range(steps):
         logits_K = logits_K - size * expected_gradient(algorithm, logits_K, kind)

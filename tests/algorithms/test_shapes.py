@@ -178,7 +178,7 @@ def test_a_step_without_a_token_has_a_loss_of_0_and_not_nan(name, prompts):
         float(metric)
 
 
-# Infinite rewards
+# Infinite and huge rewards
 
 
 @catalogue("name", [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient)])

@@ -1,4 +1,4 @@
-"""A run is planned before anything is loaded. It is refused if it cannot fit, and warned if it may not."""
+"""A run is planned before anything is loaded: refused if it cannot fit, warned if it may not, and else left alone."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def test_a_copy_to_sample_from_that_no_device_has_room_for_is_refused_unless_eng
 
 
 def test_of_several_ranks_the_first_samples_all_prompts_from_a_whole_copy():
-    """Work and time equal those of one device with a copy, for any number of ranks. Twice the engines take half as
-    long."""
+    """Work and time equal those of one device with a copy, for any number of ranks. Twice the engines take half the
+    time."""
     one = planned("0.5b", 1, "grpo", **{"train.publish_every": 2})  # its sampler has a copy, too
     eight = planned("0.5b", 8, "grpo")
     assert (one.workload.engine, one.workload.samplers) == ("copy", None)
