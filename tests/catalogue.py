@@ -1,7 +1,7 @@
 """One test for a whole catalogue.
 
-`pytest.mark.parametrize` makes a test of every member; ten thousand of those cost minutes of collecting and reporting.
-`catalogue` takes the same arguments and makes one test, which goes through all members and names each that fails.
+`pytest.mark.parametrize` makes one test per member. Ten thousand tests take minutes to collect and report. `catalogue`
+takes the same arguments, but makes a single test. It goes through all members and names every member that fails.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ Test = Callable[..., None]
 
 
 def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callable[[Any], object] | None = None):
-    """Decorates a test whose arguments `names` (comma-separated) are those of one member.
+    """Decorate a test so that it runs once per member, with the member's values as the arguments `names`
+    (comma-separated).
 
-    Other arguments stay fixtures, which all members share: not for tests that write into `tmp_path`.
+    The test's other arguments stay fixtures, and all members share them. Do not use it for tests that write into
+    `tmp_path`.
     """
     arguments, cases = [name.strip() for name in names.split(",")], list(members)
-    assert cases, "an empty catalogue shows nothing"
+    assert cases, "an empty catalogue tests nothing"
     labels = [ids(case) for case in cases] if callable(ids) else list(cases if ids is None else ids)
 
     def decorate(test: Test) -> Test:
@@ -55,12 +57,12 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
 
 
 def examples(quick: int, thorough: int) -> hypothesis.settings:
-    """So many drawn examples of each member in `make test`, and the second number of them in `make test-slow`."""
+    """Return settings that draw `quick` examples per member in `make test`, and `thorough` in `make test-slow`."""
     return hypothesis.settings(max_examples=thorough if os.environ.get("POSTTRAIN_THOROUGH") else quick)
 
 
 def few(members: Iterable[Any], *quick: Any) -> list[Any]:
-    """For `parametrize`: these of the members run in `make test`, and all of them with `make test-slow`."""
+    """Return members for `parametrize`: `make test` runs only those in `quick`, `make test-slow` runs all of them."""
     found = list(members)
     assert set(quick) <= set(found), f"no members: {sorted(set(quick) - set(found))}"
     slow = (pytest.param(*(each if isinstance(each, tuple) else (each,)), marks=pytest.mark.slow) for each in found)

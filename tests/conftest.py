@@ -1,7 +1,7 @@
-"""What all tests share: how they are collected, what they keep, and how hypothesis draws: the same in every run.
+"""Setup that all tests share: how they are collected, what they keep, and how hypothesis draws (the same in every run).
 
-Nothing here imports torch at once. The process that only hands out tests to others has no need of it, and those wait
-for it to start.
+This module must not import torch at its top. The process that hands out tests to the others does not need torch, and
+the others wait until it has started.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ hypothesis.settings.register_profile(
     "reproducible",
     examples(40, 100),  # `make test`, `make test-slow`
     derandomize=True,
-    deadline=None,  # a busy machine is no failure
+    deadline=None,  # a busy machine is not a failure
 )
 hypothesis.settings.load_profile("reproducible")
 
@@ -35,14 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure() -> None:
-    """Background jobs of a shell ignore Ctrl-C, and so would all runs that tests start and interrupt."""
+    """Restore the handler of Ctrl-C: a shell's background jobs ignore it, and so would every run that a test starts."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
-    """Nothing of what is imported and collected becomes garbage: the collector need not look at it, now or later."""
+    """Keep imported and collected objects out of garbage collection, now and later: none of them becomes garbage."""
     with uncollected():
         if "PYTEST_XDIST_WORKER" in os.environ:
             import_a_share(session.config)
@@ -52,21 +52,21 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
 
 
 def import_a_share(config: pytest.Config) -> None:
-    """Each worker collects all tests. First it imports those of its share, so that it finds on file what the others
-    have compiled of theirs: to rewrite the asserts of all takes longer than to import them."""
+    """Import this worker's share of the test files before collection, because each worker collects all of them. It then
+    finds the other files already compiled by its siblings: rewriting all asserts takes longer than importing."""
     worker, count = int(os.environ["PYTEST_XDIST_WORKER"][2:]), int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     named = (config.invocation_params.dir / argument for argument in config.args)
     files = sorted({file for path in named for file in (path.rglob("test_*.py") if path.is_dir() else [])})
     for file in files[worker::count]:
-        with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it says what is wrong
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collection reports the error
             importlib.import_module(".".join(file.relative_to(config.rootpath).with_suffix("").parts))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """What runs keep for each other stays inside of the test session, processes that it starts included.
+    """Keep the cache of runs inside the test session, also for processes that a test starts.
 
-    Processes that test side by side have it together: to build a tiny model takes each of them seconds.
+    Parallel test processes share it, because each of them would need seconds to build a tiny model.
     """
     folder = tmp_path_factory.getbasetemp()
     folder = (folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder) / "cache"
@@ -79,14 +79,14 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> None:
-    """What earlier modules have imported and keep is not looked at again by each collection of a later one."""
+    """Freeze the objects that earlier modules imported and keep, so that later garbage collections skip them."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_engines() -> Iterator[None]:
-    """Engines of runs in this process have their modules from another: to import them takes each engine seconds."""
+    """Fork the engines of this process's runs from a process that has imported their modules, which takes seconds."""
     from posttrain.engines.process import EngineProcess
     from posttrain.train.fleet import Fleet
 
@@ -97,7 +97,7 @@ def forked_engines() -> Iterator[None]:
 
 @pytest.fixture
 def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Engines are started as a user's run starts them."""
+    """Start engines the way a user's run starts them."""
     from posttrain.engines.process import EngineProcess
     from posttrain.train.fleet import Fleet
 
@@ -106,14 +106,14 @@ def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_patience() -> None:
-    """A test of a full disk does not wait for room, nor does a process that it starts."""
+    """Do not wait for space on a full disk, neither in a test nor in a process that it starts."""
     os.environ["POSTTRAIN_DISK_PATIENCE"], PATIENCE.seconds = "0", 0.0
 
 
 @pytest.fixture(scope="session", autouse=True)
 def no_flush() -> Iterator[None]:
-    """No test turns the power off, and what was written survives a kill without it. Which files are flushed, and in
-    which order, is tested where checkpoints are."""
+    """Skip flushing to disk. No test cuts the power, and written data survives a kill without a flush. The tests of
+    checkpoints check which files are flushed, and in which order."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", lambda descriptor: None)
         yield

@@ -1,4 +1,4 @@
-"""A small file system of one's own, to be filled for real."""
+"""A small private file system that a test can really fill."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000
 
 
 def on_a_small_disk(code: str, folder: Path, *arguments: str, size: str = "2m", patience: float = 0.0) -> Ended:
-    """Run Python code in a process for which `folder` (sys.argv[1]) is a disk of that size."""
+    """Run Python code in a process for which `folder` (sys.argv[1]) is a disk of the given size."""
     if not shutil.which("unshare") or subprocess.run(["unshare", "-rm", "true"], capture_output=True).returncode:
         pytest.skip("this system lets nobody mount a small file system of his own")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,9 @@
-"""The plan of the house, read from the source: what lies on what. `python -m tests.house` prints it.
+"""The layers of the packages, read from the source. `python -m tests.house` prints them.
 
-`python -m tests.house COMMIT ...` prints the lines of each package at those commits beside the present ones.
+`python -m tests.house COMMIT ...` prints the lines of each package at those commits next to the present numbers.
 
-A package may import those that stand before it in `FLOORS`, also lazily and also for types alone. No file takes part in
-a circle of imports.
+A package may import only packages that come before it in `FLOORS`. This also holds for lazy imports and for imports of
+types alone. No file takes part in an import cycle.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("cli",),
     ("__main__",),
 )
-"""From the ground up. `posttrain` is the package itself, which wires the others."""
+"""The layers, lowest first. `posttrain` is the package itself, which wires the others."""
 HEIGHT = {part: number for number, floor in enumerate(FLOORS) for part in floor}
 SMALL = 40
 READING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -78,22 +78,22 @@ READING: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "functional/preferences.py": ("logistic", "smoothed", "divergence_score"),
     },
 }
-"""What a reader goes through from the experience of a step to its update: by file the definitions that matter, or none
-for the whole file down to its card."""
+"""The definitions that a reader goes through from the experience of a step to its update, by file. A file without
+definitions is read as a whole, down to its card."""
 
 
 class Import(NamedTuple):
-    """One line that imports one of our modules."""
+    """A line that imports one of our modules."""
 
     file: Path
     line: int
     module: str
     for_types: bool
-    """Only while types are checked."""
+    """Whether the import happens only for type checking."""
 
 
 def part_of(file: Path) -> str:
-    """The package of a file, or the module itself where it lies on the ground floor."""
+    """Return the package of a file, or the module itself if it lies on the ground floor."""
     first = file.relative_to(SOURCE).parts[0].removesuffix(".py")
     return "posttrain" if first == "__init__" else first
 
@@ -110,12 +110,12 @@ def tree_of(file: Path) -> ast.Module:
 
 @functools.cache
 def nodes_of(tree: ast.Module) -> list[ast.AST]:
-    """All nodes of a tree. A dozen rules look at those of the whole source, which is walked once."""
+    """Return all nodes of a tree. The cache lets a dozen rules share one walk of the whole source."""
     return list(ast.walk(tree))
 
 
 def imports_of(file: Path, modules: Mapping[str, Path]) -> Iterator[Import]:
-    """Every import of one of our modules in the file, wherever it stands."""
+    """Yield every import of one of our modules in the file, at any depth."""
     nodes = nodes_of(tree_of(file))
     guarded = {
         id(inner)
@@ -144,7 +144,7 @@ def all_imports() -> list[Import]:
 
 
 def upward(imports: list[Import]) -> list[str]:
-    """Imports of something that does not stand below; what two neighbours on one floor import of each other, too."""
+    """Return the imports of packages that are not on a lower floor. Neighbours on a floor may not import each other."""
     modules = {module_of(file): file for file in SOURCE.rglob("*.py")}
     found = []
     for one in imports:
@@ -155,7 +155,7 @@ def upward(imports: list[Import]) -> list[str]:
 
 
 def circles(imports: list[Import]) -> list[list[str]]:
-    """Sets of files each of which needs all others when it runs (Tarjan's strongly connected components)."""
+    """Return the sets of files that all need each other at run time (Tarjan's strongly connected components)."""
     needs = defaultdict[str, set[str]](set)
     for one in imports:
         if not one.for_types:
@@ -192,7 +192,7 @@ def lines(file: Path) -> int:
 
 
 def reading_lines(name: str, definitions: tuple[str, ...]) -> int:
-    """Lines of these definitions with their docstrings; of a file without any named, all down to the card."""
+    """Count the lines of the definitions with their docstrings. If none is named, count those down to the card."""
     text = (SOURCE / name).read_text(encoding="utf-8")
     if not definitions:
         return len(text.split("    card: ClassVar")[0].splitlines())
@@ -207,7 +207,7 @@ def reading_lines(name: str, definitions: tuple[str, ...]) -> int:
 
 
 def sizes(texts: Mapping[Path, str]) -> dict[str, list[int]]:
-    """By package the lines of each of its files."""
+    """Return the number of lines of each file, by package."""
     found = defaultdict[str, list[int]](list)
     for file, text in texts.items():
         found[part_of(file)].append(len(text.splitlines()))
@@ -215,7 +215,7 @@ def sizes(texts: Mapping[Path, str]) -> dict[str, list[int]]:
 
 
 def texts_at(commit: str) -> dict[Path, str]:
-    """The source as it was committed, by its path in the present tree."""
+    """Return the source as it was at a commit, keyed by the path in the present tree."""
     root = SOURCE.parent.parent
     packed = subprocess.run(["git", "archive", commit, "src/posttrain"], cwd=root, check=True, stdout=subprocess.PIPE)
     with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
@@ -225,7 +225,7 @@ def texts_at(commit: str) -> dict[Path, str]:
 
 
 def print_growth(commits: list[str]) -> None:
-    """Lines by package at each of the commits, and now; packages that the first one lacks stand last."""
+    """Print the lines of each package at each commit and now. Packages that the first commit lacks come last."""
     columns = [sizes(texts_at(commit)) for commit in commits]
     columns.append(sizes({file: file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py")}))
     print(f"{'lines':<20}" + "".join(f"{name[:8]:>10}" for name in [*commits, "now"]) + f"{'change':>10}")

@@ -1,8 +1,8 @@
-"""Processes of their own that need not import everything anew: each is forked from one that has, and has done no more.
+"""Separate processes that start fast: each is forked from a process that has imported everything and done nothing else.
 
-What a kill proves does not depend on where the killed process had its modules from, and importing torch takes seconds.
-They share one seed of string hashes, which processes of their own do not: a test that compares two runs bit by bit ends
-one of them with `run_anew`.
+Importing torch takes seconds, and a test of a kill does not depend on where the killed process got its modules from.
+Forked processes share one hash seed, while independent processes do not. A test that compares two runs bit by bit
+therefore runs one of them with `run_anew`.
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ IMPORTED = [
     *("posttrain.train.api", "posttrain.engines.local", "transformers.models.llama.modeling_llama"),
     *("posttrain.pipeline.run", "posttrain.evaluate.trained", "posttrain.export.api", "posttrain.lab.plan.before_run"),
     *("posttrain.algorithms.grpo", "posttrain.cli"),
-    "pandas",  # pyarrow imports it with the first rollouts that are written
-    *("pytest", "tests.ranks.scenarios"),  # of ranks that take a step with every algorithm
+    "pandas",  # pyarrow imports it when the first rollouts are written
+    *("pytest", "tests.ranks.scenarios"),  # for ranks that take a step with every algorithm
 ]
-"""What a run imports, a part of it only when it is under way."""
+"""Modules that a run imports, including those that it imports only after it has started."""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """What became of a process."""
+    """The result of a process that has ended."""
 
     exit_code: int | None
-    """0, 1 after an exception, minus the number of the signal that killed it, or None: it took too long."""
+    """0, 1 after an exception, minus the signal number if a signal killed it, or None if it took too long."""
     errors: str
-    """What it wrote to stderr."""
+    """The text that the process wrote to stderr."""
     printed: str = ""
-    """What it wrote to stdout."""
+    """The text that the process wrote to stdout."""
 
 
 def run_alone(function: Callable[..., None], *arguments: str, seconds: float = 900) -> Ended:
-    """Call a function of an importable module in a new process; one that takes longer than `seconds` is killed."""
+    """Call a function of an importable module in a new process. Kill the process if it takes longer than `seconds`."""
     with tempfile.NamedTemporaryFile("r") as printed, tempfile.NamedTemporaryFile("r") as errors:
         process = _server().Process(target=_into_files, args=((printed.name, errors.name), function, arguments))
         process.start()
@@ -64,7 +64,7 @@ def run_alone(function: Callable[..., None], *arguments: str, seconds: float = 9
 
 
 def run_anew(function: Callable[..., None], *arguments: str, seconds: float = 900) -> Ended:
-    """The same in a new interpreter, with hashes of its own."""
+    """Call the function in a new interpreter, which has its own hash seed."""
     code = f"from {function.__module__} import {function.__name__}\n{function.__name__}(*{arguments!r})"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=seconds, check=False
@@ -73,7 +73,7 @@ def run_anew(function: Callable[..., None], *arguments: str, seconds: float = 90
 
 
 class Command:
-    """`posttrain ARGUMENT ...` in a forked process: without a terminal, with signals of its own."""
+    """`posttrain ARGUMENT ...` in a forked process, without a terminal and with its own signals."""
 
     def __init__(self, *arguments: str, cwd: Path) -> None:
         self._start(_command, str(cwd), dict(os.environ), arguments)
@@ -83,7 +83,7 @@ class Command:
         files = [file.name for file in self._printed]
         self._process = _server().Process(target=_into_files, args=(files, function, given))
         self._process.start()
-        weakref.finalize(self, self._process.kill)  # a test that fails before it has ended leaves it to nobody
+        weakref.finalize(self, self._process.kill)  # ends the process if the test fails before it does
 
     @property
     def returncode(self) -> int | None:
@@ -98,7 +98,7 @@ class Command:
         os.kill(self.pid, number)
 
     def communicate(self, timeout: float = 600) -> tuple[str, str]:
-        """Wait for its end; what it wrote to stdout and to stderr."""
+        """Wait until the process ends, and return its stdout and stderr."""
         self._process.join(timeout)
         if self.returncode is None:
             self._process.kill()
@@ -107,7 +107,7 @@ class Command:
 
 
 class Module(Command):
-    """`python -m MODULE ARGUMENT ...` in a forked process, with these variables in its environment."""
+    """`python -m MODULE ARGUMENT ...` in a forked process, with the given environment variables."""
 
     def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
         self._start(_module, module, environment, arguments)
@@ -121,7 +121,8 @@ class Code(Command):
 
 
 class ForkedEngine(LocalEngine):
-    """An engine on this machine that need not import everything anew; all that is its own is as in `LocalEngine`."""
+    """An engine on this machine that is forked instead of importing everything again. It otherwise equals
+    `LocalEngine`."""
 
     _begun: ClassVar[weakref.WeakSet[ForkedEngine]] = weakref.WeakSet()
 
@@ -139,7 +140,7 @@ class ForkedEngine(LocalEngine):
 
     @classmethod
     def there(cls) -> list[int]:
-        """Those that were started here and have not ended, the oldest first."""
+        """Return the process ids of the engines that were started here and have not ended, oldest first."""
         return sorted(each.pid for each in cls._begun if each.end() is None)
 
     @property
@@ -165,12 +166,12 @@ class ForkedEngine(LocalEngine):
 
 
 def run_code(code: str, *arguments: str) -> Ended:
-    """As `python -c CODE ARGUMENT ...` would."""
+    """Run code like `python -c CODE ARGUMENT ...`, in a new process."""
     return run_alone(execute, code, *arguments)
 
 
 def run_script(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
-    """In place of `subprocess.run([PYTHON, "-P", SCRIPT, ARGUMENT ...])`."""
+    """Stand in for `subprocess.run([PYTHON, "-P", SCRIPT, ARGUMENT ...])`."""
     ended = run_alone(_run_path, *command[2:])
     return subprocess.CompletedProcess(command, 1 if ended.exit_code is None else ended.exit_code, "", ended.errors)
 
@@ -181,7 +182,7 @@ def _run_path(*command: str) -> None:
 
 
 def execute(code: str, *arguments: str) -> None:
-    """Here, as `python -c CODE ARGUMENT ...` would."""
+    """Run code in this process like `python -c CODE ARGUMENT ...`."""
     sys.argv = ["-c", *arguments]
     exec(compile(code, "<string>", "exec"), {"__name__": "__main__"})
 
@@ -212,7 +213,7 @@ def _module(module: str, environment: dict[str, str], arguments: tuple[str, ...]
 
 @dataclass(frozen=True)
 class _Descriptor:
-    """A file descriptor, which the other process gets another number for."""
+    """A file descriptor. The receiving process gets a different number for it."""
 
     number: int
 
@@ -240,7 +241,7 @@ def _engine(
 
 
 def _into_files(files: Sequence[str], function: Callable[..., None], arguments: Sequence[object]) -> None:
-    """Call a function, with stdout and stderr going to two files; nothing imported by then becomes garbage."""
+    """Call a function with stdout and stderr redirected to two files. First freeze all imported objects."""
     gc.freeze()
     for descriptor, file in enumerate(files, start=1):
         with open(file, "w") as written:

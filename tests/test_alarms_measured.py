@@ -1,4 +1,4 @@
-"""docs/alarms-measured.md says what the results on file say, and they reach what is asked of them."""
+"""docs/alarms-measured.md agrees with the results on file, and the results reach their goals."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_page_is_that_of_the_results_on_file(alarms: ModuleType, page: Modul
 
 def test_the_thresholds_of_the_results_are_those_that_a_run_has(alarms: ModuleType):
     measured, now = json.loads(alarms.RESULT.read_text())["alarms"], alarms.thresholds()
-    assert now.keys() - measured.keys() == {"concentration"}, "the one that came after the measurement"
+    assert now.keys() - measured.keys() == {"concentration"}, "this alarm was added after the measurement"
     assert {name: now[name] for name in measured} == measured
 
 
@@ -63,7 +63,8 @@ def test_gamed_runs_are_caught_in_time_and_honest_ones_left_alone(page: ModuleTy
 
 
 def test_gamed_runs_are_gamed(alarms: ModuleType, page: ModuleType, measured: list[dict[str, Any]]):
-    """Else their alarms would show nothing. Not each run gets there in its 80 steps; those that do were all caught."""
+    """If the runs were not gamed, their alarms would show nothing. Not every run is gamed within its 80 steps. Every
+    run that lost 10 points was caught."""
     gamed = [run for run in measured if run["twin"] == "flawed"]
     for kind in page.KINDS:
         growth = [statistics.fmean(run["cheats"][-5:]) / run["start"]["rate"] for run in gamed if run["kind"] == kind]

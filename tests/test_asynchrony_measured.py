@@ -1,4 +1,4 @@
-"""docs/asynchronous-measured.md says what the results on file say, and its engines draw real tokens."""
+"""docs/asynchronous-measured.md agrees with the results on file, and its engines sample real tokens."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_sleeping_rows_draw_what_the_local_sampler_draws_and_need_their_time(mon
     assert sleeping.step() == []
     told, left = sleeping.interrupt([((0, 0), 1), ((0, 7), 1), ((5, 5), 1)])
     assert told == []
-    assert [task.row for task in left] == [(0, 0), (0, 7)], "one that is decoded and one that waits for a slot"
+    assert [task.row for task in left] == [(0, 0), (0, 7)], "one row that is decoding and one that waits for a slot"
     assert list(sleeping.rows) == [(0, g) for g in range(1, 7)]
 
 
 def test_with_an_engine_that_decodes_at_once_every_token_is_as_old_as_the_bound(monkeypatch: pytest.MonkeyPatch):
     few = {"train": {**learning.BASE["train"], "steps": 5, "prompts_per_step": 2, "warmup_steps": 0}}
     monkeypatch.setattr(learning, "BASE", {**learning.BASE, **few, "evaluation": {"prompts": 4, "samples": 0}})
-    monkeypatch.setattr(Fleet, "start", Fleet.start)  # measure changes it
+    monkeypatch.setattr(Fleet, "start", Fleet.start)  # undone after the test: measure changes it
     found = learning.measure(learning.Case(2, "none", 0))
     assert (found["lag_mean"], found["lag_max"]) == ((0 + 1 + 2 + 2 + 2) / 5, 2)
     assert found["masked"] == 0

@@ -1,6 +1,6 @@
-"""The borders of the house, read from the source itself: who may import what, and what nobody may do.
+"""The borders between packages, read from the source: allowed imports, and forbidden operations.
 
-Each rule is a function from a syntax tree to complaints, and is shown a line that breaks it before it is believed.
+Each rule is a function from a syntax tree to complaints. Each rule is first tested on a line that breaks it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PURE = {
     "__future__", "abc", "bisect", "collections", "dataclasses", "difflib", "enum", "fractions", "functools", "inspect",
     "itertools", "math", "random", "re", "statistics", "textwrap", "types", "typing",
 }  # fmt: skip
-"""Parts of the standard library without I/O, clocks or processes."""
+"""Modules of the standard library that need no I/O, clocks or processes."""
 MAY_IMPORT = {
     "functional": PURE | {"torch", "posttrain.functional"},
     "algorithms": PURE
@@ -62,7 +62,7 @@ Rule = Callable[[ast.Module], Iterator[str]]
 
 
 def part_of(path: Path) -> str:
-    """The folder below posttrain/, or the file itself."""
+    """Return the folder below posttrain/, or the name of the file if it lies directly there."""
     return path.relative_to(SOURCE).parts[0]
 
 
@@ -72,7 +72,7 @@ def check(rule: Rule, files: list[Path]) -> None:
 
 
 def name_of(node: ast.AST) -> str:
-    """`torch.load` of the expression torch.load; empty for what is no dotted name."""
+    """Return `torch.load` for the expression torch.load, and an empty string for anything but a dotted name."""
     if isinstance(node, ast.Attribute):
         base = name_of(node.value)
         return f"{base}.{node.attr}" if base else ""
@@ -84,7 +84,7 @@ def name_of(node: ast.AST) -> str:
 
 @functools.cache
 def imports(tree: ast.Module) -> list[tuple[int, str]]:
-    """(line, dotted name) of everything that is imported at run time, `from a import b` as a.b."""
+    """Return (line, dotted name) of every import at run time. `from a import b` counts as a.b."""
     return list(_imports(tree))
 
 
@@ -133,14 +133,14 @@ def test_the_report_reads_files_only():
 
 
 def test_the_core_does_not_know_the_parts_that_stand_on_it():
-    """Nothing but the command line, the experiments themselves and the names of the package may import those."""
+    """Only the command line, the experiments themselves and the package's public names may import these packages."""
     outer = {"posttrain.cli", "posttrain.lab.experiments"}
     files = [path for path in FILES if part_of(path) not in ("cli", "lab", "__main__.py", "__init__.py")]
     check(imports_nothing_of(outer), files)
 
 
 def test_no_module_has_the_name_of_one_of_the_standard_library():
-    """Python that is started in its folder would import ours in place of it. `types` alone stays: it is public."""
+    """Python started in that folder would import our module instead. Only `types` is exempt, because it is public."""
     names = {path: path.parent.name if path.name == "__init__.py" else path.stem for path in FILES}
     taken = [str(path.relative_to(SOURCE)) for path, name in names.items() if name in sys.stdlib_module_names]
     assert taken == ["types.py"]
@@ -157,7 +157,7 @@ def test_what_runs_without_torch_does_not_load_it(module):
     assert result.returncode == 0, result.stderr or f"import {module} loads torch"
 
 
-# --- which algorithm runs is nobody's business -----------------------------------------------------------------------
+# --- no code outside `algorithms` asks which algorithm runs -----------------------------------------------------------
 
 KEYS, CLASSES = set(ALGORITHMS), {algorithm.__name__ for algorithm in ALGORITHMS.values()}
 
@@ -167,7 +167,7 @@ def texts(node: ast.AST) -> set[str]:
 
 
 def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
-    """Comparisons with an algorithm's key, cases of a match, isinstance and `type(...) is` with its class."""
+    """Find comparisons with an algorithm's key, cases of a match, isinstance and `type(...) is` with its class."""
     for node in nodes_of(tree):
         if isinstance(node, ast.Compare):
             named = (KEYS & texts(node)) | {name for n in ast.walk(node) if (name := name_of(n)) in CLASSES}
@@ -184,7 +184,7 @@ def branches_on_an_algorithm(tree: ast.Module) -> Iterator[str]:
 
 
 def peeks_at_an_algorithm(tree: ast.Module) -> Iterator[str]:
-    """Settings of one algorithm by their names, and what only some have; `key`, which all have, is no peeking."""
+    """Find reads of settings and attributes that only some algorithms have. All have `key`, so reading it is fine."""
     for node in nodes_of(tree):
         owner, name = "", ""
         if isinstance(node, ast.Subscript):
@@ -209,14 +209,14 @@ def test_nothing_outside_of_algorithms_asks_for_what_only_some_algorithms_have()
     check(peeks_at_an_algorithm, files)
 
 
-# --- what nobody may do ----------------------------------------------------------------------------------------------
+# --- what no code may do ----------------------------------------------------------------------------------------------
 
 UNPICKLERS = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 UNSAFE_YAML = {"yaml.unsafe_load", "yaml.full_load", "yaml.UnsafeLoader", "yaml.FullLoader", "yaml.Loader"}
 
 
 def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
-    """What would let a file that was read run code: unpickling, eval and exec, and trusting a model's own code."""
+    """Find calls that could let a file run code: unpickling, eval and exec, and trusting a model's own code."""
     for line, name in imports(tree):
         if name.partition(".")[0] in UNPICKLERS or name.startswith("torch.distributed.checkpoint"):
             yield f"line {line} imports {name}, which unpickles"
@@ -236,7 +236,7 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
 
 
 RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bench.py"}
-"""Of verify/: what runs foreign code in a process that was confined for it, and what packs our own code for there."""
+"""Files of verify/ that run foreign code in a confined process, and files that package our own code for it."""
 
 
 def test_nothing_that_is_read_can_run_code():
@@ -263,7 +263,7 @@ def test_the_code_of_an_algorithm_is_read_at_one_sitting():
     assert not too_many, too_many
 
 
-# --- each rule catches what it is there for --------------------------------------------------------------------------
+# --- each rule catches what it forbids --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""docs/claims.md says what the results on file say, of every claim, and its words follow from the intervals."""
+"""docs/claims.md agrees with the results on file for every claim, and its wording follows from the intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of docs/comparison.md: every algorithm is in it, and it says what the results on file say."""
+"""The table of docs/comparison.md lists every algorithm and agrees with the results on file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def comparison() -> Iterator[ModuleType]:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["comparison"] = module  # dataclasses look their module up
+    sys.modules["comparison"] = module  # dataclasses looks its module up
     spec.loader.exec_module(module)
     yield module
     del sys.modules["comparison"]

@@ -50,7 +50,7 @@ import os, sys
 import posttrain.algorithms
 posttrain.algorithms.__path__.append(os.path.join(os.getcwd(), "algorithms"))
 """
-"""A file in this folder is then a module of `posttrain.algorithms`."""
+"""Make a file in the current folder importable as a module of `posttrain.algorithms`."""
 
 PYTEST = f"""
 {IN_ITS_PLACE}
@@ -62,7 +62,7 @@ sys.exit(pytest.main(["-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", "
 
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the file of the example where `posttrain.algorithms` looks for its modules, and its test."""
+    """A folder that holds the example's test, and its algorithm where `posttrain.algorithms` looks for modules."""
     algorithm, test, line = re.findall(r"```python\n(.*?)```", PAGE.partition("## A complete example")[2], re.DOTALL)[
         :3
     ]
@@ -75,7 +75,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(code: str, *arguments: str) -> str:
-    """In a process of its own; what it wrote."""
+    """Run code in a new process, and return what it wrote to stderr."""
     done = run_code(code, *arguments)
     assert done.exit_code == 0, done.errors
     return done.errors
@@ -91,7 +91,7 @@ def test_the_algorithm_of_the_example_trains(package: Path):
 
 
 def test_the_example_keeps_the_rules_of_the_house(package: Path):
-    """Formatted and without lint."""
+    """The example is formatted and passes the linter."""
     file = package / "algorithms" / "best_minus_second.py"
     for command in (["format", "--check", "--line-length", "120"], ["check", "--config", str(ROOT / "pyproject.toml")]):
         done = subprocess.run([sys.executable, "-m", "ruff", *command, str(file)], capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""What a container may use is read from its control groups, of either version; machines without them have no limit."""
+"""The limits of a container are read from its control groups, version 1 or 2. A machine without groups has no limit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.models.load import hold_to_quota
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    """In the place of /proc/self/cgroup: one group in another."""
+    """A stand-in for /proc/self/cgroup, with one group inside another."""
     file = tmp_path / "own"
     file.write_text("0::/outer/inner\n")
     return file
@@ -112,7 +112,7 @@ def test_pytorch_starts_no_more_threads_than_the_quota_has_cores(quota, threads,
         assert hold_to_quota() == []
         monkeypatch.setenv("OMP_NUM_THREADS", "4")
         torch.set_num_threads(4)
-        assert hold_to_quota() == [], "who sets a number is obeyed"
+        assert hold_to_quota() == [], "a number that the user sets is kept"
         assert torch.get_num_threads() == 4
     finally:
         torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""What is published: the wheel holds every file of the package, and works where nothing of the source is."""
+"""The published files: the wheel holds every file of the package, and works without the source tree."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_issue_templates_are_whole(path):
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory) -> dict[str, Path]:
-    """`make dist`, into a folder of the test."""
+    """Run `make dist` into a temporary folder."""
     pytest.importorskip("hatchling", reason="`pip install -e '.[dev]'` has it")
     folder = tmp_path_factory.mktemp("dist")
     subprocess.run(
@@ -94,16 +94,16 @@ RUN = {
     "evaluation": {"prompts": 8, "samples": 0},
     "output": "run",
 }
-"""What `posttrain demo` does, in two steps."""
+"""The run of `posttrain demo`, shortened to two steps."""
 
 
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder(built, tmp_path):
-    """Its environment has the wheel, and sees the libraries of this one, but not the source."""
+    """The test's environment contains the wheel and sees the libraries of this one, but not the source."""
     venv.create(tmp_path / "env", with_pip=False)
     python = tmp_path / "env" / "bin" / "python"
     (own,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
-    (own / "libraries.pth").write_text("\n".join(LIBRARIES))  # files .pth in there are not followed
+    (own / "libraries.pth").write_text("\n".join(LIBRARIES))  # .pth files in those folders are not followed
     quiet = ["--quiet", "--no-deps", "--no-index", "--disable-pip-version-check"]
     subprocess.run([python, "-m", "pip", "install", *quiet, built["wheel"]], check=True, capture_output=True)
     place = tmp_path / "empty"

@@ -1,4 +1,4 @@
-"""The documentation: no link is dead, no page is left out, each begins with a command, and its examples run."""
+"""The documentation: no dead links, every page is listed, each page begins with a command, and the examples run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PAGES = sorted(DOCS.rglob("*.md"))
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 WITHIN = 16
-"""Lines from the top of a page in which there is something to run, to write or to look at."""
+"""Number of lines at the top of a page that must contain something to run, to write or to look at."""
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -24,7 +24,7 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def dead(page: Path, text: str) -> list[str]:
-    """Links of a page to files that are not there."""
+    """Return the links of a page to files that do not exist."""
     links = [link.partition("#")[0] for link in LINK.findall(CODE.sub("", text)) if "://" not in link]
     return [link for link in links if link and not (page.parent / link).exists()]
 
@@ -39,7 +39,7 @@ def test_a_dead_link_is_seen():
 
 
 def listed(nav: object) -> list[str]:
-    """The pages of a navigation, in its order."""
+    """Return the pages of a navigation, in order."""
     if isinstance(nav, str):
         return [nav]
     return [page for entry in (nav.values() if isinstance(nav, dict) else nav) for page in listed(entry)]

@@ -1,4 +1,4 @@
-"""Every example in a docstring says what the code does."""
+"""The examples in docstrings show what the code does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`posttrain check`: what was tested is what constraints.txt pins, and a finding brings the line that fixes it."""
+"""`posttrain check`: the tested versions are those in constraints.txt, and a finding names the command to fix it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file is there as a whole or not at all; a full disk is said to be one, and leaves nothing behind."""
+"""A file is written whole or not at all. A full disk is reported as such, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def write(request):
 
 
 def visible(folder: Path) -> list[Path]:
-    """What lies there beside the seals."""
+    """Return the files in a folder, except their seals."""
     return [path for path in folder.iterdir() if path.suffix != ".sha256"]
 
 
@@ -84,7 +84,7 @@ def test_a_disk_that_is_full_for_a_moment_costs_a_warning_and_no_byte(tmp_path):
     found = on_a_small_disk(FREED, tmp_path, patience=60)
     assert found.exit_code == 0, found.errors
     warnings = found.errors.splitlines()
-    assert len(warnings) == 2, "once for each time that the disk was full"
+    assert len(warnings) == 2, "one warning each time that the disk was full"
     assert all("metrics.jsonl: waiting up to 60 s for space on that disk" in warning for warning in warnings)
 
 

@@ -1,4 +1,4 @@
-"""docs/first-model.md: what it shows is what `posttrain init` writes, and its commands lead to a better model."""
+"""docs/first-model.md shows the files that `posttrain init` writes, and its commands lead to a better model."""
 
 from __future__ import annotations
 

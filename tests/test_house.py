@@ -1,4 +1,4 @@
-"""No arrow of imports runs up, no file takes part in a circle, and a step is read in few files."""
+"""No package imports one above it, no file takes part in an import cycle, and a reader of one step opens few files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.house import FLOORS, READING, SOURCE, Import, all_imports, circles, part_of, reading_lines, upward
 
 MOST = {"GRPO": (6, 350), "DPO": (4, 350)}
-"""Files, and lines, in which a step is read."""
+"""Largest number of files, and of lines, that a reader of one step goes through."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A deferred module behaves as an imported one in everything but when it runs."""
+"""A deferred module behaves like an imported one, except that it runs later."""
 
 import importlib.util
 import inspect
@@ -15,7 +15,7 @@ from posttrain.importing import Deferred, defer, uninterrupted
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package that counts how often it runs, refers to itself while it does, and has a submodule."""
+    """A package that counts how often it runs, refers to itself while it runs, and has a submodule."""
     (folder := tmp_path / "slow_package").mkdir()
     (folder / "__init__.py").write_text(
         "import sys, time\nruns = getattr(sys, 'slow_package_runs', 0) + 1\nsys.slow_package_runs = runs\n"
@@ -40,7 +40,7 @@ def test_what_imports_and_inspect_ask_of_every_module_does_not_run_it(package):
     module = importlib.import_module(package)
     exec(f"import {package}\nimport {package} as again", {})
     assert importlib.util.find_spec(package) is module.__spec__
-    inspect.getmodule(inspect.currentframe())  # asks each module in sys.modules for its file
+    inspect.getmodule(inspect.currentframe())  # reads the file of each module in sys.modules
     assert isinstance(module, Deferred)
     assert runs() == 0
 
@@ -150,7 +150,7 @@ except KeyboardInterrupt:
 
 @pytest.fixture
 def interruptible():
-    """Also where the tests are a job in the background, which hears no Ctrl-C."""
+    """Make Ctrl-C work in this test, also if the tests run as a background job, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

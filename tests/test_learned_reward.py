@@ -1,5 +1,4 @@
-"""The recipes with preferences of people: what they do beside the library, and that nothing is on two sides of a
-split."""
+"""The recipes on human preferences: the code that they add, and that no dialogue is on both sides of a split."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ def pair(chosen: str, rejected: str) -> dict:
 
 
 def test_an_answer_is_compared_with_those_to_other_questions_of_its_kind_alone():
-    # words and pairs of "a b": {a, b, "a b"}; of "a c": {a, c, "a c"}: one of five in common
+    # words and pairs of "a b": {a, b, "a b"}; of "a c": {a, c, "a c"}: they share one of five
     assert recipe.alike(["a b", "a b", "a c"], groups=[0, 0, 1], task=[1, 1, 1]) == pytest.approx([1 / 5, 1 / 5, 1 / 5])
     assert recipe.alike(["a b", "a b"], groups=[0, 1], task=[1, 1]) == [1, 1]
     assert recipe.alike(["a b", "a b"], groups=[0, 1], task=[0, 1]) == [0, 0]
@@ -92,7 +91,7 @@ def test_the_judges_of_the_preferred_answers_learn_from_other_dialogues(tmp_path
 
 @pytest.mark.skipif(not recipe.PAIRS.exists(), reason=f"{recipe.PAIRS} is not there")
 def test_hardly_two_first_questions_differ_only_in_case_or_punctuation():
-    """Two of 350 that are held out begin a dialogue of the reward model, too; docs/wins.md says so."""
+    """Two of the 350 held-out questions also begin a dialogue of the reward model, as docs/wins.md says."""
     parts = recipe.split(recipe.read_dialogues())
     held_out, judged, trained = (
         {"".join(filter(str.isalnum, d["asked"][0]["content"].lower())) for d in part} for part in parts

@@ -1,4 +1,4 @@
-"""`posttrain.loop`: what it samples, scores and differentiates is what a run does, and its page and notebooks run."""
+"""`posttrain.loop` samples, scores and differentiates like a run. Its page and its notebooks work."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_policy_samples_with_the_weights_of_now_and_says_of_its_tokens_what_it
             groups, experience, batch = step(policy, rewards, seed=number)
             said_BT, mask_BT = policy.logprobs(batch), batch.completion_mask_BT
             torch.testing.assert_close(said_BT[mask_BT], batch.sampling_logprobs_BT[mask_BT], rtol=0, atol=1e-4)
-            with torch.no_grad():  # as an optimizer changes them
+            with torch.no_grad():  # like an optimizer step
                 for parameter in policy.parameters():
                     parameter.add_(0.1 * torch.randn_like(parameter))
     texts = [[completion.text for completion in group.completions] for group in groups]

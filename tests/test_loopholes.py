@@ -1,4 +1,4 @@
-"""The planted loopholes are what they are said to be, and a run is caught when docs/alarms-measured.md says so."""
+"""The planted loopholes work as described, and a run counts as caught exactly when docs/alarms-measured.md says so."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_held_out_prompts_are_never_trained_on(alarms: ModuleType):
         assert not trained & held_out
 
 
-# --- when a run is caught ---------------------------------------------------------------------------------------------
+# --- when a run counts as caught --------------------------------------------------------------------------------------
 
 
 def a_run(heldout: list[tuple[int, float]], *alarms: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ FALLING = [(0, 0.60), (2, 0.70), (4, 0.62), (6, 0.60), (8, 0.30)]
 
 
 def test_ten_points_are_lost_from_the_best_and_not_from_the_start(page: ModuleType):
-    assert page.lost_at(a_run(FALLING)) == 4  # 0.60 at step 6 is the first that is 10 points below 0.70
+    assert page.lost_at(a_run(FALLING)) == 4  # 0.60 at step 6 is the first value that is 10 points below 0.70
     assert page.lost_at(a_run(FALLING[:3])) is None
 
 

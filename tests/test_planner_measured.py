@@ -1,4 +1,4 @@
-"""docs/planner-measured.md says what the results on file say, the goals hold, and real steps take what was planned."""
+"""docs/planner-measured.md agrees with the results on file, the goals are met, and real steps match the plan."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_resident_memory_of_cases_above_a_gigabyte_is_near_what_was_planned():
 
 
 def test_what_the_meter_counts():
-    """Known allocations, one inside of another's life, one inside of a kernel, one that a span begins with."""
+    """Measure known allocations: one during another's lifetime, one inside a kernel, and one made before a span."""
     import torch
     from planning.meter import LiveBytes
 
@@ -72,10 +72,10 @@ def test_what_the_meter_counts():
             with meter.span("inner"):
                 torch.zeros(20_000)
     peaks = meter.peaks()
-    assert 4 * (1000 + 3000) <= peaks["a"] <= 4 * (1000 + 3000) + 16, "a number may be a tensor while it is added"
+    assert 4 * (1000 + 3000) <= peaks["a"] <= 4 * (1000 + 3000) + 16, "a scalar may become a tensor while it is added"
     assert 4 * (1000 + 2 * 500) <= peaks["b"] <= 4 * (1000 + 2 * 500) + 16
     assert peaks["inner"] == 4 * 21_000
-    assert peaks["outer"] == 4 * 11_000, "its inner span has the larger moment"
+    assert peaks["outer"] == 4 * 11_000, "the larger peak belongs to the inner span"
     del kept
 
 
@@ -88,7 +88,7 @@ def test_what_an_earlier_run_left_in_cycles_is_not_taken_off_this_one():
     with LiveBytes().measuring():
         left: list[object] = [torch.zeros(50_000)]
     left.append(left)
-    gc.collect()  # what survives this is old, and no longer collected at every turn
+    gc.collect()  # objects that survive this are old, and later collections rarely look at them
     del left
     meter = LiveBytes()
     with meter.measuring():

@@ -1,4 +1,4 @@
-"""docs/preferences-measured.md: each preference loss is in it, it says what the results on file say; all learned."""
+"""docs/preferences-measured.md covers every preference loss and agrees with the results on file. All losses learned."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ranks_right(measured: ModuleType, name: str, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_simpo_ranks_them_right_here_and_now(measured: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In some seconds: a third of the steps at a higher learning rate, a quarter of the held-out pairs."""
+    """Train for seconds: a third of the steps at a higher learning rate, and a quarter of the held-out pairs."""
     quick = {"steps": 100, "learning_rate": 4e-3}
     monkeypatch.setattr(measured, "HELD_OUT", 256)
     monkeypatch.setattr(measured, "BASE", measured.BASE | {"train": measured.BASE["train"] | quick})

@@ -1,4 +1,4 @@
-"""What others' code may rely on: names, parameters and the order of them do not change without this file."""
+"""The public surface that others' code relies on: names, parameters and their order change only with this file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posttrain.types import Batch, Experience, Outputs, count_totals
 
 CLIPS = ("clip_low", "clip_high")
 EVERY = ("entropy_coef", "correction")
-"""Of every policy gradient."""
+"""Settings of every policy gradient."""
 ON_POLICY = ("reinforce", "rloo", "remax", "reinforce_plus_plus", "reinforce_plus_plus_baseline")
 GROUPED = ("grpo", "dr_grpo", "lite_ppo", "gdpo", "dapo", "deepseek_v32")
 PPO_SETTINGS = (*CLIPS, "dual_clip", "value_clip", "value_coef", "entropy_coef", "gamma", "gae_lambda", "kl_coef")
@@ -98,7 +98,7 @@ def test_a_loss_is_checked_in_five_lines():
     assert loss.dtype == torch.float64
     assert bare.item() == loss.item()
     assert logprobs.grad is not None
-    assert torch.equal(logprobs.grad[2:], torch.zeros(2, 3, dtype=torch.float64))  # a group of equal rewards
+    assert torch.equal(logprobs.grad[2:], torch.zeros(2, 3, dtype=torch.float64))  # a group with equal rewards
     assert metrics
 
 

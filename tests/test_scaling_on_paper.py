@@ -1,4 +1,4 @@
-"""docs/scaling-on-paper.md is what the planner says, and its one fitted number is what fits."""
+"""docs/scaling-on-paper.md agrees with the planner, and its one fitted number is the best fit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def found() -> list[Compared]:
 
 
 def test_the_page_is_that_of_the_planner_as_it_is():
-    """A golden run of the planner: every prediction, error and plan on it."""
+    """This is a golden run of the planner: it covers every prediction, error and plan on the page."""
     assert page_of() == PAGE.read_text(encoding="utf-8"), "python benchmarks/scaling.py --page"
 
 
@@ -66,7 +66,7 @@ def test_half_of_the_trainings_that_it_was_not_fitted_on_are_within_a_fifth(foun
 
 
 def test_models_have_the_parameters_that_their_authors_count(found):
-    """Of MPT as the table of LLM Foundry has it, in billions; its layers have no biases."""
+    """The parameters of MPT come from LLM Foundry's table, in billions. MPT's layers have no biases."""
     counted = {one.row["model"]: one.workload.architecture.parameters / 1e9 for one in found}
     for name, parameters in (("mpt-7b", 6.659), ("mpt-13b", 12.854), ("mpt-30b", 29.975), ("mpt-70b", 64.862)):
         assert counted[name] == pytest.approx(parameters, rel=1e-3)
@@ -75,8 +75,8 @@ def test_models_have_the_parameters_that_their_authors_count(found):
 
 
 def test_a_row_by_hand(found):
-    """70B on 64 A100, one row of 8,192 tokens each: 8 operations a parameter of the layers, attention 4.5 times, the
-    head 4 times (its logits are computed again), at 55% of 312 TFLOP/s; and what is not hidden of the traffic."""
+    """Llama 3 70B on 64 A100s, one row of 8,192 tokens each: 8 operations per parameter of the layers, 4.5 times the
+    attention and 4 times the head (its logits are recomputed), at 55% of 312 TFLOP/s, plus the exposed traffic."""
     (one,) = (one for one in found if one.row["model"] == "llama3-70b" and one.row["gpus"] == "64xa100-80gb")
     layers = 80 * (2 * 8192**2 + 2 * 8192 * 1024 + 3 * 8192 * 28672)
     attention = 2 * 80 * 64 * 256 * 8193 / 2

@@ -1,4 +1,4 @@
-"""docs/speed.md and its picture say what the results on file say, and the workload is what they say it is."""
+"""docs/speed.md and its picture agree with the results on file, and the workload is the one that they describe."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def test_the_page_and_its_picture_are_those_of_the_results_on_file():
 
 @measured
 def test_both_sides_had_computed_the_same():
-    assert {found["task"] for found in RESULT["check"]} == {"grpo", "dpo", "sft"}, "each before it is timed"
+    assert {found["task"] for found in RESULT["check"]} == {"grpo", "dpo", "sft"}, (
+        "each task is checked before it is timed"
+    )
     for found in RESULT["check"]:
         assert found["ours"]["grad_norm"] == pytest.approx(found["trl"]["grad_norm"], rel=1e-3), found
         assert found["ours"]["loss"] == pytest.approx(found["trl"]["loss"], abs=1e-4), found
@@ -83,7 +85,7 @@ def test_the_readme_says_what_was_measured():
 
 
 def gate_after(turns: int, **settings: bool) -> Gate:
-    gate = Gate.__new__(Gate)  # without its pipes
+    gate = Gate.__new__(Gate)  # without starting its pipes
     gate.warm, gate._turns, gate._varying = turns > 0, turns, settings.get("varying", False)
     return gate
 
@@ -93,7 +95,7 @@ def test_lengths_are_those_given_or_vary_between_half_of_them_and_all():
     assert gate_after(0).lengths(given) == [8, 8, 8]
     assert gate_after(5).lengths(given) == given
     steps = [gate_after(turn, varying=True).lengths(given) for turn in range(1, 17)]
-    assert len(set(map(tuple, steps))) == 16, "no two steps alike"
+    assert len(set(map(tuple, steps))) == 16, "no two steps are alike"
     assert all(4 <= a <= 8 and 15 <= b <= 31 and 64 <= c <= 128 for a, b, c in steps)
     assert max(steps)[2] - min(steps)[2] > 50
 
@@ -141,7 +143,7 @@ def test_a_side_that_is_closed_leaves_no_folder_whether_it_worked_or_failed(tmp_
     worker.step()
     worker.close()
     assert not place.exists()
-    assert worker._process.returncode == 0, "it ended by itself and was not killed"
+    assert worker._process.returncode == 0, "it ended on its own and was not killed"
     failing = rounds.Side(name="ours", side="stubborn", task="run", settings={"fail": True})
     worker = rounds.Worker(failing, tmp_path, tmp_path / "log")
     with pytest.raises(rounds.SideFailed, match="ValueError") as error:

@@ -1,4 +1,4 @@
-"""docs/asynchronous.md says what the results on file say, our rule keeps what it promises, and the rivals do theirs."""
+"""docs/asynchronous.md agrees with the results on file. Our rule keeps its promises, and the rivals keep theirs."""
 
 from __future__ import annotations
 

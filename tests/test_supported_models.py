@@ -1,4 +1,4 @@
-"""docs/supported-models.md says what a trial of every family found, and what took a step then still does."""
+"""docs/supported-models.md agrees with a trial of every family. Families that took a step in it still do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/sweep.md and its picture say what the sweep on file says, and that claims no more than its numbers."""
+"""docs/sweep.md and its picture agree with the sweep on file, and claim no more than its numbers show."""
 
 from __future__ import annotations
 

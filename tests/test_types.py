@@ -1,4 +1,4 @@
-"""The records: rows and groups stay together, a missing reward is told from a zero, metrics reduce as they say."""
+"""The records: rows and groups stay together, a missing reward differs from a zero, and metrics reduce as declared."""
 
 import math
 from dataclasses import FrozenInstanceError
@@ -20,7 +20,7 @@ numbers = st.lists(st.floats(-100, 100), min_size=2, max_size=12)
 
 @given(values=numbers, cut=st.integers(0, 12))
 def test_a_mean_of_parts_is_the_mean_of_the_whole(values: list[float], cut: int):
-    """Also when one part is empty: it weighs nothing."""
+    """This also holds if one part is empty, since it has no weight."""
     parts = [Mean(sum(part), len(part)) for part in (values[:cut], values[cut:])]
     assert float(parts[0].merge(parts[1])) == pytest.approx(sum(values) / len(values), abs=1e-9)
 

@@ -1,4 +1,4 @@
-"""Threads that wait for each other soon sleep, unless the user says otherwise or torch was there before."""
+"""Threads that wait for each other soon sleep, unless the user chooses otherwise or torch was imported before."""
 
 from __future__ import annotations
 

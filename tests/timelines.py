@@ -1,4 +1,4 @@
-"""Reading a timeline as its viewers do."""
+"""A reader for timeline files that reads them like their viewers do."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ class Span(NamedTuple):
     name: str
     begin: int
     end: float
-    """Infinity where the file ends before the span does."""
+    """End of the span, in microseconds, or infinity if the file ends before the span does."""
     depth: int
     args: dict[str, Any]
 
 
 def events_of(path: Path) -> list[dict[str, Any]]:
-    """Of a file with or without its closing bracket."""
+    """Return the events of a file, with or without its closing bracket."""
     text = path.read_text().rstrip()
     return json.loads(text if text.endswith("]") else text + "]")
 
@@ -29,7 +29,7 @@ def tracks_of(events: list[dict[str, Any]]) -> dict[int, str]:
 
 
 def spans_of(events: list[dict[str, Any]]) -> Iterator[Span]:
-    """All spans; an end without a beginning is an error."""
+    """Yield all spans. An end without a beginning is an error."""
     names, open_spans = tracks_of(events), dict[int, list[dict[str, Any]]]()
     for event in events:
         spans = open_spans.setdefault(event.get("tid", 0), [])

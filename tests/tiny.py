@@ -1,4 +1,4 @@
-"""A model that is made in a second, for tests of the machinery: random weights, letters as tokens."""
+"""A model that takes a second to build, for tests of the machinery: random weights, and letters as tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CHARACTERS = string.ascii_lowercase + string.digits + " "
 
 
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
-    """One token per character; pad, bos and eos are three ids."""
+    """A tokenizer with one token per character, and three separate ids for pad, bos and eos."""
     vocabulary = {token: number for number, token in enumerate([*SPECIAL, *characters])}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")  # pyright: ignore[reportAttributeAccessIssue]

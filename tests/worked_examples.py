@@ -1,4 +1,4 @@
-"""The fixtures that worked examples are computed on."""
+"""Fixtures for the worked examples."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Ragged = Sequence[Sequence[float]]
 class TokenFixture:
     """Fixture T of the algorithm reference: four completions of 3, 2, 4 and 1 tokens, in float64.
 
-    Padding holds nan: whoever reads it is found out.
+    Padding holds nan, so code that reads padding fails.
     """
 
     ragged_logprobs: Ragged = ((-0.45, -0.90, -0.40), (-2.40, -0.60), (-0.08, -1.75, -0.75, -0.40), (-0.80,))
@@ -32,7 +32,7 @@ class TokenFixture:
 
     @property
     def logprobs_BT(self) -> Tensor:
-        """A new leaf with gradient each time."""
+        """A new leaf tensor that requires a gradient, on each access."""
         return pad(self.ragged_logprobs).requires_grad_()
 
     @property
@@ -75,7 +75,7 @@ def t() -> TokenFixture:
 
 @pytest.fixture
 def assert_ragged():
-    """Compare `[B, T]` with the numbers of a worked example, printed with 10 digits; outside of them all must be 0."""
+    """Compare `[B, T]` with a worked example's numbers, printed with 10 digits. All values outside must be 0."""
 
     def check(actual_BT: Tensor, expected: Ragged) -> None:
         torch.testing.assert_close(actual_BT.detach(), pad(expected, fill=0.0), rtol=1e-8, atol=1e-12)
@@ -91,5 +91,5 @@ def rewards_PG() -> Tensor:
 
 @pytest.fixture
 def lengths_PG() -> Tensor:
-    """Fixture L of the algorithm reference: the lengths of those completions."""
+    """Fixture L of the algorithm reference: the lengths of the completions of fixture R."""
     return torch.tensor([[3, 2, 4, 1], [2, 2, 3, 5], [1, 4, 2, 3]])

@@ -1,4 +1,4 @@
-"""Each setting of `policy_gradient` with the choices that read it, and another value: to find dead settings."""
+"""Every setting of `policy_gradient`, the choices that read it and another value for it, to find dead settings."""
 
 from typing import Any
 
@@ -68,4 +68,4 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
     "score_clip": ({"shaping": "score", "normalisation": "none"}, 0.3),
     "missing_eos_penalty": ({"shaping": "score", "normalisation": "none"}, 0.5),
 }
-"""Setting -> what stands beside it, and what it is changed to."""
+"""Setting -> the settings that accompany it, and its changed value."""

@@ -1,4 +1,4 @@
-"""The fixtures that worked examples are computed on."""
+"""Fixtures for the worked examples."""
 
 from tests.worked_examples import assert_ragged, lengths_PG, rewards_PG, t
 

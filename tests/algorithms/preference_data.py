@@ -1,4 +1,4 @@
-"""What preference losses are tested on: fixture P of the algorithm reference, and random pairs and labelled answers."""
+"""Test data for preference losses: fixture P of the algorithm reference, random pairs and labelled answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +14,7 @@ from posttrain.types import Batch, Metrics, Outputs, count_totals
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What an algorithm makes of a batch that is a whole optimizer step."""
+    """Loss, gradient and metrics of a batch that is a whole optimizer step."""
 
     loss: Tensor
     gradient_BT: Tensor
@@ -31,7 +31,7 @@ def evaluate(algorithm: Algorithm, outputs: Outputs | Tensor, batch: Batch) -> E
 
 
 def spread(sums: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = torch.float64) -> Tensor:
-    """`[B, T]`: each sum over its tokens, unevenly; nan everywhere else, so that whoever reads it is found."""
+    """Spread each sum unevenly over its tokens: `[B, T]`. All other places hold nan, so code that reads them fails."""
     x_BT = torch.full((len(sums), max(lengths) + 1), NAN, dtype=torch.float64)
     for row, (total, length) in enumerate(zip(sums, lengths, strict=True)):
         weights_T = torch.arange(1, length + 1, dtype=torch.float64)
@@ -41,7 +41,7 @@ def spread(sums: Sequence[float], lengths: Sequence[int], dtype: torch.dtype = t
 
 @dataclass(frozen=True)
 class PairFixture:
-    """Pairs given by the summed log-probabilities of their answers under policy and reference. Default: fixture P."""
+    """Pairs given by their answers' summed log-probabilities under policy and reference. Default: fixture P."""
 
     chosen: Sequence[float] = (-12, -20.3)
     rejected: Sequence[float] = (-15.5, -18.1)
@@ -57,7 +57,7 @@ class PairFixture:
 
     @property
     def logprobs_BT(self) -> Tensor:
-        """A new leaf with gradient each time."""
+        """A new leaf tensor that requires a gradient, on each access."""
         return spread([*self.chosen, *self.rejected], self.lengths, self.dtype).requires_grad_()
 
     @property
@@ -72,7 +72,7 @@ class PairFixture:
         return self.evaluate(algorithm).loss.item()
 
     def losses(self, algorithm: Algorithm) -> list[float]:
-        """Of each pair by itself."""
+        """Return the loss of each pair on its own."""
         alone = [(self.logprobs_BT[unit], self.batch.rows(unit)) for unit in self.batch.units]
         return [algorithm.loss(x_BT, batch, count_totals(batch))[0].item() for x_BT, batch in alone]
 
@@ -91,11 +91,11 @@ class PairFixture:
 P = PairFixture()
 P_FLOAT32 = PairFixture(dtype=torch.float32)
 AT_REFERENCE = PairFixture(chosen=P.ref_chosen, rejected=P.ref_rejected)
-"""Policy and reference are the same."""
+"""A fixture whose policy equals its reference."""
 
 
 def one_pair(chosen: float, rejected: float, length: int = 2) -> PairFixture:
-    """One pair whose log-ratios are these numbers."""
+    """Return one pair with the given log-ratios."""
     base = -300.0
     return PairFixture([base + chosen], [base + rejected], [base], [base], [length], [length])
 
@@ -130,7 +130,7 @@ class LabelFixture:
         return self.evaluate(algorithm).loss.item()
 
     def losses(self, algorithm: Algorithm) -> list[float]:
-        """What each row adds to the loss of the step, times their number."""
+        """Return each row's share of the step's loss, times the number of rows."""
         batch, rows = algorithm.prepare(replace(self.batch, current_logprobs_BT=self.logprobs_BT.detach())), range(4)
         totals = count_totals(batch)
         return [4 * algorithm.loss(self.logprobs_BT[[row]], batch.rows([row]), totals)[0].item() for row in rows]

@@ -1,4 +1,4 @@
-"""AOT: worked numbers, what is matched with what, and that a split does not change it."""
+"""AOT: worked numbers, how it matches margins, and that a split does not change the matching."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ from posttrain.errors import ConfigError
 from posttrain.types import Batch, count_totals
 
 CROSSED = PairFixture([-5.0, -9.0], [-8.0, -8.0], [-5.0, -5.0], [-6.0, -9.0], [2, 3], [3, 4])
-"""The policy's margins are 3 and -1, the reference's 1 and 4: sorted, -1 meets 1 and 3 meets 4."""
+"""The policy's margins are 3 and -1, the reference's 1 and 4. Sorted, -1 is matched with 1 and 3 with 4."""
 
 
 def prepared(fixture: PairFixture, algorithm: AOT) -> Batch:
@@ -33,7 +33,7 @@ def test_margins_meet_the_references_margins_of_the_same_rank():
 
 
 def test_unpaired_answers_meet_the_answer_of_the_same_rank():
-    """Fixture P: the smaller chosen log-ratio -0.4 meets -0.7, the larger 1 meets 0.9."""
+    """In fixture P the smaller chosen log-ratio -0.4 is matched with -0.7, and the larger one 1 with 0.9."""
     batch = prepared(P, AOT(comparison="unpaired"))
     assert batch.units == [[0, 3], [1, 2]]
     losses = [1.7 - 0.7 - 0.9, -0.4 + 0.7]
@@ -54,7 +54,7 @@ def test_parts_of_a_step_use_the_order_of_the_whole_step(comparison):
     for unit in batch.units:
         parts += algorithm.loss(CROSSED.logprobs_BT[unit], batch.rows(unit), totals)[0].item()
     assert parts == pytest.approx(CROSSED.loss(algorithm), rel=1e-12)
-    alone = sum(CROSSED.losses(algorithm)) / 2  # each part sorted by itself: what a loss without `prepare` would do
+    alone = sum(CROSSED.losses(algorithm)) / 2  # sort each part on its own: what a loss without `prepare` would do
     assert comparison == "unpaired" or alone != pytest.approx(CROSSED.loss(algorithm), rel=1e-3)
 
 

@@ -1,4 +1,4 @@
-"""APO-zero: the worked number, and which way each answer moves."""
+"""APO-zero: the worked number, and the direction in which each answer moves."""
 
 import pytest
 from tests.algorithms.preference_data import AT_REFERENCE, P_FLOAT32, P, one_pair

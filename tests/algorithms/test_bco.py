@@ -1,4 +1,4 @@
-"""BCO: the worked number, the running shift and how a run carries it, and both reductions."""
+"""BCO: the worked number, the running shift and how a run keeps it, and both reductions."""
 
 from dataclasses import asdict, replace
 
@@ -15,7 +15,7 @@ UNBALANCED = LabelFixture(labels=(1, 1, 1, 0), log_ratios=(0.8, -0.3, 0.5, -0.5)
 
 
 def seen(fixture: LabelFixture) -> Batch:
-    """The batch with the policy's log-probabilities before the update, as a run has them."""
+    """Return the batch with the policy's log-probabilities before the update, like in a run."""
     return replace(fixture.batch, current_logprobs_BT=fixture.logprobs_BT.detach())
 
 
@@ -27,7 +27,7 @@ def test_worked_loss():
 
 
 def test_the_shift_is_the_mean_of_the_class_means_and_not_of_all_rewards():
-    """All rewards together would have the mean 0.0125."""
+    """The mean of all rewards together would be 0.0125."""
     assert UNBALANCED.evaluate(BCO(beta=0.1)).metric("delta") == pytest.approx(-0.008333333333, rel=1e-8)
 
 
@@ -37,7 +37,7 @@ def test_class_means_are_twice_the_examples_on_balanced_data():
 
 def test_class_means_weigh_a_rare_class_as_much_as_a_frequent_one():
     gradient_BT = UNBALANCED.evaluate(BCO(beta=1e-6, reduction="class_means")).gradient_BT
-    of_row_B = gradient_BT[:, 1]  # beta so small that each answer pulls with 1/2
+    of_row_B = gradient_BT[:, 1]  # beta is so small that each answer's slope is 1/2
     assert of_row_B[3].item() == pytest.approx(-3 * of_row_B[0].item(), rel=1e-4)
 
 
@@ -72,7 +72,7 @@ def test_a_class_that_was_not_seen_yet_counts_as_0():
 
 
 def test_the_shift_has_no_gradient():
-    """Moving one answer moves its own reward only: each gradient has the sign of its label."""
+    """A change of one answer changes only its own reward, so each gradient has the sign of its label."""
     gradient_BT = LABELS.evaluate(BCO(beta=0.1)).gradient_BT
     assert gradient_BT[:, 1].sign().tolist() == [-1, 1, -1, 1]
     rewards_B = 0.1 * torch.tensor(LABELS.log_ratios, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""cDPO: worked numbers, its limit, and where its least loss lies."""
+"""cDPO: worked numbers, its limit, and the position of its minimum."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""CISPO: worked numbers for both kinds of bound, every token with its gradient, and bounds that are not mixed up."""
+"""CISPO: worked numbers for both kinds of bound, a gradient on every token, and a refusal to mix the two kinds."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def test_worked_loss(t, algorithm: CISPO, expected: float):
 
 
 def test_worked_gradient(t, assert_ragged):
-    """-w A / 10 on every token, also where PPO would have clipped."""
+    """The gradient is -w A / 10 on every token, even where PPO would have clipped."""
     logprobs_BT = t.logprobs_BT
     RELATIVE.loss(logprobs_BT, t.batch(), t.totals)[0].backward()
     expected = [
@@ -44,7 +44,7 @@ def test_worked_gradient(t, assert_ragged):
 
 
 def test_worked_trap(t):
-    """What TRL computes where only its loss type is chosen: every weight capped at 0.2. Here that is refused."""
+    """If a user of TRL sets only its loss type, TRL caps every weight at 0.2. We refuse such a bound."""
     weight_BT = weight_clip(token_ratio(t.logprobs_BT, t.old_BT), None, 0.2)
     loss = token_mean(-weight_BT * t.advantages_BT * t.logprobs_BT, t.mask_BT, tokens=10)
     assert loss.item() == pytest.approx(-0.00016, rel=1e-8)
@@ -65,7 +65,7 @@ def test_without_any_bound_the_weight_is_the_ratio(t, assert_ragged):
 
 @catalogue("cls", [CISPO, VESPO, DPPO])
 def test_an_automatic_correction_takes_the_weight_to_the_sampler_and_adds_no_other(t, cls: type):
-    """What is a weight itself is not weighed again."""
+    """These losses already use the ratio as a weight, so the correction adds no second weight."""
     sampled_BT = t.old_BT + 0.1
     batch = replace(t.batch(), sampling_logprobs_BT=sampled_BT)
     around_it = replace(t.batch(), old_logprobs_BT=sampled_BT)

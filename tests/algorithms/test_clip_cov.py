@@ -1,4 +1,4 @@
-"""Clip-Cov: the tokens that are drawn leave the update, once per update and whatever the order and the split."""
+"""Clip-Cov: the drawn tokens leave the update. They are drawn once per update, whatever the order and the split."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from posttrain.errors import ConfigError
 from posttrain.types import Batch
 
 DRAWN_FROM = {(0, 0), (0, 2), (1, 0), (2, 0), (2, 3)}
-"""Tokens of the fixture with a covariance above 0.05."""
+"""Tokens of the fixture whose covariance exceeds 0.05."""
 FEW = {"cov_low": 0.05, "cov_high": 5.0, "cov_share": 0.2}
 
 
@@ -19,13 +19,13 @@ def whole_update(t) -> Batch:
 
 
 def test_the_drawn_tokens_are_out_of_loss_and_gradient_and_stay_in_the_denominator(t):
-    """Beside them it is the clipped loss over all tokens."""
+    """On all other tokens it is the clipped loss over all tokens."""
     algorithm, batch = ClipCov(clip_low=0.2, clip_high=0.28, **FEW), whole_update(t)
     prepared = algorithm.prepare(batch)
     assert prepared.selected_BT is not None
     drawn = {(b, s) for b, s in prepared.selected_BT.nonzero().tolist()}
     assert len(drawn) == 2
-    assert drawn < DRAWN_FROM - {(1, 0)}  # which the clip has stopped
+    assert drawn < DRAWN_FROM - {(1, 0)}  # the clip has stopped (1, 0)
 
     logprobs_BT, clipped_BT = t.logprobs_BT, t.logprobs_BT
     algorithm.loss(logprobs_BT, prepared, t.totals)[0].backward()
@@ -35,10 +35,10 @@ def test_the_drawn_tokens_are_out_of_loss_and_gradient_and_stay_in_the_denominat
 
 
 def test_worked_selection_with_the_paper_s_bounds(t):
-    """One token has a covariance between 1 and 5: (2, 1) with 1.43871. No clip acts in so wide a band."""
+    """One token has a covariance between 1 and 5: (2, 1) with 1.43871. With bounds this wide, no clip acts."""
     loss, metrics = ClipCov().loss(t.logprobs_BT, t.batch(), t.totals)
     assert float(metrics["policy/selected_fraction"]) == pytest.approx(0.1)
-    without_it = 0.1195293344 - 0.7 * 0.670320046 / 10  # the loss -rho A without any clip, less that token
+    without_it = 0.1195293344 - 0.7 * 0.670320046 / 10  # the loss -rho A without any clip, minus that token's term
     assert loss.item() == pytest.approx(without_it, rel=1e-8)
 
 

@@ -1,4 +1,4 @@
-"""Off-policy correction: the worked numbers, its limits, what it refuses, and what it reports."""
+"""Off-policy correction: the worked numbers, the limits, the refusals and the reported metrics."""
 
 import math
 from dataclasses import replace
@@ -35,7 +35,7 @@ FULL_GRADIENT = [
 
 @settings
 class TokenMean(PolicyGradient):
-    """PPO's clip at 0.2, averaged over the tokens of the step: what the worked numbers were computed with."""
+    """PPO with a clip of 0.2, averaged over the tokens of the step. The worked numbers were computed with it."""
 
     key = "token_mean"
     card = Card(title="", paper="", summary="", choices={}, use_when="", avoid_when="")
@@ -70,12 +70,12 @@ def loss_of(t, **correction) -> float:
 
 
 def test_uncorrected(t):
-    for correction in ("none", "auto"):  # outside of a run nothing says how the sampler computes
+    for correction in ("none", "auto"):  # outside of a run, nothing tells how the sampler computes
         assert evaluate(t, TokenMean(correction=correction))[0] == pytest.approx(0.146589988, rel=1e-8)
 
 
 def test_decoupled_with_the_full_weight(t, assert_ragged):
-    """Only the ratio to the anchor carries gradient; the weight to the sampler stands outside of the clip."""
+    """Only the ratio to the anchor carries a gradient. The weight to the sampler is outside the clip."""
     loss, gradient_BT, _ = evaluate(t, TokenMean(correction=Correction(action="full")))
     assert loss == pytest.approx(1.672054045, rel=1e-8)
     assert_ragged(gradient_BT, FULL_GRADIENT)
@@ -167,7 +167,8 @@ OTHER_SCORES = {
 }
 """delta is 0.02, -0.1, 0 | 0.6, 0 | 0.02, -0.05, 0.05, -0.02 | 1.3: k2 is at most 0.005, 0.18, 0.00125 and 0.845, and
 its sums are 0.0052, 0.18, 0.0029 and 0.845. |p - q| is 0.0891 for the last completion, 0.0611 and 0 for the second and
-at most 0.0317 for the others; the larger binary KL is 0.0743, 0.0222 and 0, and at most 0.0023."""
+at most 0.0317 for the others. The larger binary KL is 0.0743 for the last, 0.0222 and 0 for the second, and at most
+0.0023 for the others."""
 
 
 @pytest.mark.parametrize(
@@ -181,7 +182,7 @@ at most 0.0317 for the others; the larger binary KL is 0.0743, 0.0222 and 0, and
     ids=["token_k1 0.5_1.5", "seq_mean_k1 0.5_1.5", "seq_mean_k3 0.01", *OTHER_SCORES],
 )
 def test_rejection_as_verl_names_it(t, correction: Correction, kept: list[list[float]]):
-    """verl bounds sampler / trainer: its bounds are the reciprocals of these."""
+    """verl bounds sampler / trainer, so its bounds are the reciprocals of these."""
     _, batch = TokenMean(correction=correction).start(t.logprobs_BT, sampled(t))
     assert torch.equal(batch.correction_BT[t.mask_BT], pad(kept)[t.mask_BT])
 
@@ -202,7 +203,7 @@ def test_an_anchor_between_sampler_and_policy_by_age():
         advantages_BT=torch.ones(1, 4, dtype=torch.float64),
         sampling_logprobs_BT=torch.full((1, 4), -1.0, dtype=torch.float64),
         versions_BT=torch.tensor([[3, 5, 6, 4]]),
-        version=5,  # the update makes version 6
+        version=5,  # the update produces version 6
         groups_B=torch.zeros(1, dtype=torch.long),
     )
     _, batch = TokenMean(correction="a3po").start(torch.full((1, 4), -0.4, dtype=torch.float64), batch)
@@ -216,7 +217,7 @@ def test_an_anchor_by_age_without_versions_is_refused(t):
 
 
 def test_the_largest_log_ratios_leave_until_the_second_moment_is_small():
-    """Squares 1.69, 0.25, 0.04, 0.01, 0.0025, 0: two leave, and the mean of the others is 0.013125."""
+    """The squares are 1.69, 0.25, 0.04, 0.01, 0.0025 and 0. The first two are dropped. The rest has mean 0.013125."""
     delta_BT = torch.tensor([[1.69, 0.25, 0.04], [0.01, 0.0025, 0.0]], dtype=torch.float64).sqrt()
     batch = Batch(
         completion_mask_BT=torch.ones(2, 3, dtype=torch.bool),
@@ -248,7 +249,7 @@ def test_a_sampler_that_agrees_with_the_trainer_needs_no_correction(t, name: Cor
 
 
 def test_decoupled_ppo_anchored_at_the_sampler_is_ppo(t):
-    """If the anchor is the sampler the weight is 1 and the clip stands around the sampler, as in bypass."""
+    """If the anchor is the sampler, the weight is 1, and the clip is around the sampler, like in bypass."""
     at_sampler = replace(sampled(t), old_logprobs_BT=SAMPLING)
     expected, expected_BT, _ = evaluate(t, TokenMean(correction="bypass"))
     for correction in ("none", "decoupled"):
@@ -262,7 +263,7 @@ def test_truncation_far_away_is_the_full_weight(t):
 
 
 def test_on_policy_the_gradient_is_the_truncated_weight_times_the_advantage(t):
-    """One update per batch: no old log-probabilities, the trainer's own are those of the policy."""
+    """With one update per batch there are no old log-probabilities: the policy's own take their place."""
     batch = replace(sampled(t), old_logprobs_BT=None)
     _, gradient_BT, _ = evaluate(t, TokenMean(correction="tis"), batch)
     weight_BT = (t.logprobs_BT.detach() - SAMPLING).exp().clamp(max=2)
@@ -285,7 +286,7 @@ def test_a_token_that_the_sampler_did_not_report_has_ratio_1_and_is_counted(t, n
 
 
 def test_padding_is_no_certainty(t):
-    """A log-probability of 0 or nan at padding must not reach the logarithms of KPop."""
+    """A log-probability of 0 or nan in padding must not reach KPop's logarithms."""
     for fill in (0.0, math.nan, math.inf):
         batch = sampled(t, SAMPLING.nan_to_num(nan=fill, posinf=math.inf))
         batch = replace(batch, old_logprobs_BT=t.old_BT.nan_to_num(nan=fill, posinf=math.inf))
@@ -300,7 +301,7 @@ def test_padding_is_no_certainty(t):
 
 
 def test_worked_diagnostics(t):
-    """Of the raw difference, whatever is then done about it."""
+    """The diagnostics describe the raw difference, whatever the correction then does."""
     expected = {
         "mismatch/kl": -0.182,
         "mismatch/k3": 0.159935476,
@@ -343,10 +344,10 @@ def test_the_effective_sample_size_is_that_of_the_step_and_no_mean_of_parts(t):
 
 def test_every_metric_has_a_formula(t):
     _, _, metrics = evaluate(t, TokenMean(correction="tis"))
-    assert {*metrics, "kl", "entropy"} == set(TokenMean.shared_metrics), "no reference and no entropy is given here"
+    assert {*metrics, "kl", "entropy"} == set(TokenMean.shared_metrics), "this batch has no reference and no entropy"
 
 
-# What is asked of the machinery
+# What the machinery must provide
 
 
 @catalogue(
@@ -414,7 +415,7 @@ def test_an_unknown_name_is_refused():
 def test_a_ratio_to_the_sampler_takes_no_weight_as_well():
     with pytest.raises(ConfigError, match=r"(?s)anchor = sampler, action = truncate.*count trainer / sampler twice"):
         GRPO(correction={"anchor": "sampler", "high": 2})
-    REINFORCE(correction={"anchor": "sampler", "high": 2})  # has no ratio: here the weight is the ratio
+    REINFORCE(correction={"anchor": "sampler", "high": 2})  # has no ratio, so here the weight is the ratio
 
 
 def test_an_anchor_for_a_ratio_that_is_not_there_is_refused():
@@ -432,7 +433,7 @@ def test_a_correction_without_the_samplers_numbers_is_refused(t):
     ("level", "weights_B"), [("sequence", [4 / 3, 2 / 3]), ("geometric", [4 / 3, 2 / 3]), ("token", [10 / 9, 5 / 9])]
 )
 def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B):
-    """Weights 2 and 1 of completions of four tokens and of one: the mean of completions is 3/2, that of tokens 9/5."""
+    """Weights 2 and 1 belong to completions of four tokens and one. Their mean is 3/2 per completion, 9/5 per token."""
     mask_BT = torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0], [0, 0, 0, 0]])
     per_token = {"sequence": math.log(2) / 4}.get(level, math.log(2))
     sampling_BT = torch.tensor([[-per_token] * 4, [0.0] * 4, [-3.0] * 4], dtype=torch.float64)
@@ -447,11 +448,11 @@ def test_normalised_weights_have_mean_1_over_what_has_a_weight(level, weights_B)
     prepared = algorithm.prepare(batch)
     assert prepared.correction_BT is not None
     assert prepared.correction_BT[:2, 0].tolist() == pytest.approx(weights_B, rel=1e-12)
-    assert prepared.correction_BT[2].tolist() == [1.0] * 4, "rows that train nothing keep a weight that does nothing"
+    assert prepared.correction_BT[2].tolist() == [1.0] * 4, "rows without trained tokens keep a weight of 1"
 
 
 def test_weights_and_several_rules_act_at_once(t):
-    """Truncated token weights; a completion whose geometric mean is out of bounds goes, and so does a single token."""
+    """Weights are truncated, a completion with a geometric mean out of bounds is dropped, and one token is dropped."""
     rules = (Rule(score="geometric", low=0.9, high=1.4), Rule(score="token_k2", high=0.1))
     _, batch = TokenMean(correction=Correction(high=1.01, reject=rules)).start(t.logprobs_BT, sampled(t))
     expected = pad([[1.01, 0.904837418, 1], [0, 1], [1.01, 0.9512294245, 1.01, 0.9801986733], [0]])

@@ -17,7 +17,7 @@ def test_worked_losses():
 
 
 def test_it_is_dpo_with_a_uniform_reference():
-    """A reference that gives both answers the same probability."""
+    """The reference gives both answers the same probability."""
     uniform = replace(P, ref_chosen=(-10, -10), ref_rejected=(-10, -10))
     assert P.loss(CPO(alpha=0)) == pytest.approx(uniform.loss(DPO()), rel=1e-12)
 

@@ -1,4 +1,4 @@
-"""Credit for turns: worked numbers, limit cases, invariances, and what is refused."""
+"""Credit for turns: worked numbers, limits, invariances and refusals."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from posttrain.types import Batch, Experience, Outputs, count_totals
 
 MASK = torch.tensor(
     [
-        [0, 1, 1, 0, 0, 1, 0],  # two turns, of two tokens and of one
-        [0, 1, 0, 1, 1, 1, 0],  # two turns, of one token and of three
+        [0, 1, 1, 0, 0, 1, 0],  # two turns: two tokens, then one
+        [0, 1, 0, 1, 1, 1, 0],  # two turns: one token, then three
         [0, 1, 1, 1, 0, 0, 0],  # one turn
     ],
     dtype=torch.bool,
@@ -41,7 +41,7 @@ MASK = torch.tensor(
 def experience(
     turn_rewards: list[list[float]], rewards: list[float], mask_BT: Tensor = MASK, **more: Any
 ) -> Experience:
-    """One group, in float64; the rewards of turns stand on their last tokens."""
+    """Return one group in float64. The reward of a turn is on its last token."""
     token_rewards_BT = torch.zeros(mask_BT.shape, dtype=torch.float64)
     for row, own in enumerate(turn_rewards):
         ends = [t for t in range(mask_BT.shape[1]) if mask_BT[row, t] and not mask_BT[row, t + 1 : t + 2].any()]
@@ -60,7 +60,7 @@ PAID = experience([[1, 2], [0, 1], [3]], [0, 3, 0])
 
 
 def by_turn(advantages_BT: Tensor, mask_BT: Tensor = MASK) -> list[list[float]]:
-    """The advantage of each turn, which is that of all of its tokens."""
+    """Return the advantage of each turn, and check that all tokens of the turn share it."""
     found = []
     for row_T, own_T in zip(advantages_BT, mask_BT, strict=True):
         assert not row_T[~own_T].any()
@@ -83,7 +83,7 @@ def credited(algorithm: PolicyGradient, given: Experience = PAID, discount: floa
 
 
 def test_a_turn_is_compared_with_the_same_turn_of_the_others():
-    """First turns have returned 2, 2 and 3; second ones 2 and 4."""
+    """The first turns have the returns 2, 2 and 3, and the second turns 2 and 4."""
     centred = by_turn(credited(DrGRPO(max_completion_length=8)).advantages_BT)
     assert centred[0] == pytest.approx([2 - 7 / 3, -1])
     assert centred[1] == pytest.approx([2 - 7 / 3, 1])
@@ -97,12 +97,14 @@ def test_a_turn_is_compared_with_the_same_turn_of_the_others():
 
 
 def test_a_turn_that_no_other_has_is_compared_with_the_last_turns_of_the_others():
-    """Returns without a discount: 3 and 2 of the first; the others have one turn each, with 1 and 3."""
+    """Without a discount the first trajectory returns 3 and 2. The others have one turn each, with returns 1 and 3."""
     mask_BT = torch.stack([MASK[0], MASK[2], MASK[2]])
     given = experience([[1, 2], [1], [3]], [0, 0, 0], mask_BT)
     assert by_turn(credited(RLOO(), given, 1.0).advantages_BT, mask_BT) == [[1, 0], [-2], [1]]
     alone = replace(given, scored_PG=torch.tensor([[True, False, False]]))
-    assert not credited(RLOO(), alone, 1.0).advantages_BT.any(), "with nothing at all to compare with nothing is learnt"
+    assert not credited(RLOO(), alone, 1.0).advantages_BT.any(), (
+        "nothing is learned if there is nothing to compare with"
+    )
 
 
 def test_a_discount_of_0_leaves_each_turn_its_own_reward():
@@ -110,14 +112,14 @@ def test_a_discount_of_0_leaves_each_turn_its_own_reward():
 
 
 def test_with_an_outcome_alone_and_as_many_turns_a_turn_is_credited_as_the_trajectory():
-    """Without a discount, bit for bit, under every algorithm that compares the completions of a prompt."""
+    """Without a discount both agree bit for bit, for every algorithm that compares the completions of a prompt."""
     mask_BT = MASK[[0, 1, 1, 0]].repeat(2, 1)
     rewards_PG = torch.tensor([[0.3, 1.0, 0.1, 0.7], [0.0, 0.0, 1.0, 0.2]])
     given = Experience.from_rewards(rewards_PG, completion_mask_BT=mask_BT)
     compared = 0
     for algorithm in comparing(max_completion_length=8):
         if algorithm.key in ("opo", "reinforce_plus_plus_baseline", "lite_ppo", "gpg"):
-            continue  # these weigh by tokens, or by completions of the batch
+            continue  # these weight by tokens, or by completions of the batch
         compared += 1
         whole, turns = (credit.to_batch(algorithm, given) for credit in (Whole(), ByTurn()))
         assert torch.equal(whole.advantages_BT, turns.advantages_BT), algorithm.key
@@ -125,7 +127,7 @@ def test_with_an_outcome_alone_and_as_many_turns_a_turn_is_credited_as_the_traje
 
 
 def comparing(**settings: Any) -> list[PolicyGradient]:
-    """The algorithms that turns as completions are for."""
+    """Return the algorithms that can treat turns as completions."""
     found = []
     for key, cls in ALGORITHMS.items():
         if cls.data_kind != "prompts":
@@ -138,7 +140,7 @@ def comparing(**settings: Any) -> list[PolicyGradient]:
 
 
 def one_turn() -> Experience:
-    """Two groups of three answers, one of them unscored, one without a trained token, one cut."""
+    """Return two groups of three answers: one answer is unscored, one has no trained token, one is truncated."""
     torch.manual_seed(3)
     mask_BT = torch.zeros(6, 9, dtype=torch.bool)
     for row, length in enumerate((3, 5, 1, 4, 0, 2)):
@@ -180,7 +182,7 @@ def test_of_one_turn_nothing_is_other_than_without_turns(algorithm: PolicyGradie
     ids=["reinforce", "without baseline", "remax", "reinforce++", "composed"],
 )
 def test_of_one_turn_returns_are_those_of_tokens_too(algorithm: PolicyGradient):
-    """Where no critic says what single tokens are worth."""
+    """This holds if no critic estimates the value of single tokens."""
     given = one_turn()
     whole, turns = (credit.to_batch(algorithm, given, algorithm.initial_state()) for credit in (Whole(), ByTurn()))
     assert torch.equal(whole.advantages_BT, turns.advantages_BT)
@@ -188,7 +190,7 @@ def test_of_one_turn_returns_are_those_of_tokens_too(algorithm: PolicyGradient):
 
 
 def test_what_hit_a_limit_is_fined_in_each_of_its_turns():
-    """The fine is part of what every turn of the trajectory has returned."""
+    """The penalty is part of the return of every turn of the trajectory."""
     fined = ComposedPolicyGradient(
         baseline="leave_one_out", normalisation="none", kl="none", shaping="score", missing_eos_penalty=1.0
     )
@@ -198,11 +200,11 @@ def test_what_hit_a_limit_is_fined_in_each_of_its_turns():
 
 
 def test_a_long_turn_is_overlong_and_a_long_trajectory_is_not():
-    """Turns of 2, 1, 1, 3 and 3 tokens: with 3 allowed, the penalty begins at 2."""
+    """The turns have 2, 1, 1, 3 and 3 tokens. The limit is 3, so the penalty begins at 2."""
     given = experience([[0, 0], [0, 0], [0]], [1, 1, 1])
     dapo = DAPO(overlong_buffer=2, max_completion_length=3)
     lengths = by_turn(credited(dapo, given, 1.0).advantages_BT)
-    first = torch.tensor([0.5, 1.0, 0.0])  # 1 minus 1/2, 0 and 1
+    first = torch.tensor([0.5, 1.0, 0.0])  # 1 minus the penalties 1/2, 0 and 1
     expected_3 = (first - first.mean()) / (first.std() + 1e-6)
     assert [turns[0] for turns in lengths] == pytest.approx(expected_3.tolist())
     assert lengths[0][1] > 0 > lengths[1][1]
@@ -218,12 +220,12 @@ VALUES = torch.tensor(
     ],
     dtype=torch.float64,
 )
-"""What the critic says before the first token of a turn; 9 elsewhere, where nobody reads it."""
+"""The critic's values before the first token of each turn. All other places hold 9, and nothing reads them."""
 CRITIC = PPO(kl_coef=0.0, whiten_advantages=False, gae_lambda=0.5)
 
 
 def test_gae_goes_from_turn_to_turn():
-    """delta of the first: 1 + 1.5/2 - 0.5 = 1.25 and 2 - 1.5 = 0.5; of the second 0 + 2/2 - 1 = 0 and 4 - 2 = 2."""
+    """First deltas: 1 + 1.5/2 - 0.5 = 1.25 and 2 - 1.5 = 0.5. Second deltas: 0 + 2/2 - 1 = 0 and 4 - 2 = 2."""
     batch = credited(CRITIC, replace(PAID, values_BT=VALUES))
     assert by_turn(batch.advantages_BT) == [[1.25 + 0.25 * 0.5, 0.5], [0 + 0.25 * 2, 2], [2.75]]
     assert by_turn(batch.returns_BT) == [[1.375 + 0.5, 2], [0.5 + 1, 4], [3]]
@@ -248,7 +250,7 @@ def test_lambda_1_is_return_minus_value_and_lambda_0_one_step():
 
 
 def test_turns_of_one_token_are_the_tokens():
-    """Then GAE over turns is GAE over tokens, whitening and the KL included, bit for bit."""
+    """GAE over turns then equals GAE over tokens bit for bit, including the whitening and the KL."""
     torch.manual_seed(0)
     mask_BT = torch.tensor([[0, 1, 0, 1, 0, 1], [0, 1, 0, 0, 0, 1]], dtype=torch.bool)
     given = Experience.from_rewards(
@@ -266,7 +268,7 @@ def test_turns_of_one_token_are_the_tokens():
 
 
 def test_the_kl_of_a_turn_is_that_of_its_tokens():
-    """A turn of two tokens, 0.1 and 0.3 above the reference, with a KL weight of 2: its reward is 1 - 0.8."""
+    """A turn has two tokens, 0.1 and 0.3 above the reference. With a KL weight of 2, its reward is 1 - 0.8."""
     mask_BT = torch.tensor([[True, True]])
     given = Experience.from_rewards(
         torch.tensor([[1.0]]),
@@ -284,8 +286,8 @@ def test_the_kl_of_a_turn_is_that_of_its_tokens():
 
 @pytest.mark.parametrize("algorithm", [GRPO(), RLOO(), CRITIC, REINFORCE()], ids=lambda algorithm: algorithm.key)
 def test_what_stands_between_turns_and_behind_them_makes_no_difference(algorithm: PolicyGradient):
-    """Second turns three tokens later, more padding, and whatever numbers stand there."""
-    moved_BT = torch.arange(7).repeat(3, 1) + 1  # where each token of a turn goes
+    """Move the second turns three tokens later, add padding, and fill the gaps with arbitrary numbers."""
+    moved_BT = torch.arange(7).repeat(3, 1) + 1  # new position of each token of a turn
     moved_BT[0, 5] += 3
     moved_BT[1, 3:6] += 3
 
@@ -309,7 +311,7 @@ def test_what_stands_between_turns_and_behind_them_makes_no_difference(algorithm
 
 @pytest.mark.parametrize("algorithm", [GRPO(), CISPO(), CRITIC], ids=lambda algorithm: algorithm.key)
 def test_what_has_no_reward_is_out_of_it(algorithm: PolicyGradient):
-    """An unscored trajectory is in no mask, and the others are as if it had not been sampled."""
+    """An unscored trajectory is in no mask, and does not affect the others."""
     rows = torch.tensor([0, 1, 2, 1])
     values = {"values_BT": VALUES[rows]}
     token_rewards_BT = PAID.token_rewards_BT[rows]  # type: ignore[index]
@@ -323,7 +325,7 @@ def test_what_has_no_reward_is_out_of_it(algorithm: PolicyGradient):
     torch.testing.assert_close(batch.advantages_BT[:3], three.advantages_BT, rtol=1e-12, atol=0)
 
 
-# --- what is refused --------------------------------------------------------------------------------------------------
+# --- refusals ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -355,7 +357,7 @@ def test_the_same_algorithms_go_where_their_settings_allow_it():
     assert no_turns_for(ALGORITHMS["deepseek_v32"](max_negative_divergence=None)) is None
     assert no_turns_for(ALGORITHMS["gspo_token"]()) is None
     assert no_turns_for(GRPO(kl_coef=0.1)) is None
-    assert no_turns_for(PPO()) is None, "its KL is per token, and known turn by turn"
+    assert no_turns_for(PPO()) is None, "its KL is per token, so each turn's KL is known"
 
 
 def test_by_name():

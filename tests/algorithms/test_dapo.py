@@ -1,4 +1,4 @@
-"""DAPO: the wider upper clip over all tokens, the penalty for length inside the group, and the filter it asks for."""
+"""DAPO: the wider upper clip over all tokens, the length penalty within the group, and the filter that it requests."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def test_worked_loss_in_float32(t):
 
 
 def test_worked_gradient(t, assert_ragged):
-    """-rho A / 10 but where the clip acts: only above 1.28 with a gain, and below 0.8 with a penalty."""
+    """The gradient is -rho A / 10, except on clipped tokens: above 1.28 with a gain, below 0.8 with a penalty."""
     logprobs_BT = t.logprobs_BT
     DAPO().loss(logprobs_BT, t.batch(), t.totals)[0].backward()
     expected = [
@@ -70,7 +70,7 @@ def test_without_a_penalty_the_advantages_are_those_of_grpo(rewards_PG):
 
 
 def test_the_worked_penalty_enters_before_the_statistics_of_the_group():
-    """L_max 100, buffer 20: five right answers of 80 to 150 tokens and a wrong one."""
+    """L_max is 100 and the buffer 20. Five right answers have 80 to 150 tokens. One answer is wrong."""
     lengths, penalties = [80, 85, 95, 100, 150, 10], [0, -0.25, -0.75, -1, -1, 0]
     rewards_PG = torch.tensor([[1.0, 1.0, 1.0, 1.0, 1.0, 0.0]], dtype=torch.float64)
     assert soft_overlong(torch.tensor(lengths), 100, 20).tolist() == penalties
@@ -81,7 +81,7 @@ def test_the_worked_penalty_enters_before_the_statistics_of_the_group():
 
 
 def test_a_penalty_alone_is_a_signal_for_the_advantage():
-    """Equal rewards, different lengths: a group that the filter, which looks at the rewards, would have replaced."""
+    """Rewards are equal and lengths differ. The filter looks at rewards alone, and would have replaced this group."""
     algorithm = DAPO(overlong_buffer=4, max_completion_length=8)
     experience = completions(torch.ones(1, 2), [8, 3])
     assert algorithm.advantages(experience)[:, 0].tolist() == pytest.approx([-(2**-0.5), 2**-0.5], rel=1e-5)
@@ -97,7 +97,7 @@ def test_a_completion_without_a_reward_stays_out():
     assert torch.equal(with_it[[0, 2]], without)
 
 
-# What it asks for, and what it refuses
+# What it requests, and what it refuses
 
 
 def test_the_filter_is_a_need_that_can_be_switched_off():

@@ -1,4 +1,4 @@
-"""What the machinery asks an algorithm, instead of looking for settings that only some have."""
+"""Questions that the machinery asks of an algorithm, so that it need not look for settings that only some have."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_the_settings_are_what_is_answered():
     assert built("pass_at_k", correct_at=0.5).correct_from == 0.5
     assert built("policy_gradient", baseline="pass_at_k", normalisation="none", correct_at=0.5).correct_from == 0.5
     assert built("kimi_k15", length_coef=1.0, correct_at=0.5).correct_from == 0.5
-    assert built("kimi_k15", correct_at=0.5).correct_from is None, "nobody asks without a length reward"
+    assert built("kimi_k15", correct_at=0.5).correct_from is None, "without a length reward no code asks for it"
 
 
 def test_auto_is_decided_by_whether_the_sampler_computes_as_the_trainer_does():

@@ -1,4 +1,4 @@
-"""DeepSeek-V3.2's GRPO: the off-policy sequence mask by worked numbers, its KL, and the limit without both."""
+"""DeepSeek-V3.2's GRPO: worked numbers for the off-policy sequence mask, its KL, and its limit without both."""
 
 from dataclasses import replace
 
@@ -15,7 +15,7 @@ RAGGED_SAMPLING = ((-0.52, -1.10, -0.30), (-2.60, -0.70), (-0.12, -1.45, -0.95, 
 
 
 def test_worked_mask_against_the_old_policy(t, assert_ragged):
-    """Mean falls [-0.083, 0.15, 0.02, -1.3]: only the second has a negative advantage and fell by more than 0.1."""
+    """Mean falls are [-0.083, 0.15, 0.02, -1.3]. Only the second has a negative advantage and fell by more than 0.1."""
     logprobs_BT = t.logprobs_BT
     loss, metrics = DeepSeekV32(max_negative_divergence=0.1).loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -25,7 +25,7 @@ def test_worked_mask_against_the_old_policy(t, assert_ragged):
 
 
 def test_the_sampler_is_compared_with_where_it_reports_log_probabilities(t):
-    """Its means are [-0.057, -0.15, 0.02, -2.6]: nothing is dropped."""
+    """The mean falls from the sampler are [-0.057, -0.15, 0.02, -2.6], so nothing is dropped."""
     batch = replace(t.batch(), sampling_logprobs_BT=pad(RAGGED_SAMPLING))
     loss, metrics = DeepSeekV32(max_negative_divergence=0.1).loss(t.logprobs_BT, batch, t.totals)
     assert loss.item() == pytest.approx(1.128056945, rel=1e-8)
@@ -34,7 +34,8 @@ def test_the_sampler_is_compared_with_where_it_reports_log_probabilities(t):
 
 @catalogue("missing", [float("nan"), float("inf"), float("-inf")])
 def test_a_token_without_a_number_counts_as_unmoved(t, missing: float):
-    """The second fell by 0.4 and rose by 0.1; without its first token the mean is -0.05, without the second 0.2."""
+    """The tokens of the second completion fell by 0.4 and rose by 0.1. If the first counts as unmoved, the mean fall is
+    -0.05. If the second does, it is 0.2."""
     for token, dropped in ((0, 0.0), (1, 0.25)):
         sampling_BT = t.old_BT.clone()
         sampling_BT[1, token] = missing
@@ -56,7 +57,7 @@ def test_an_update_on_its_own_samples_drops_nothing(t):
 
 
 def test_a_dropped_completion_keeps_its_kl_whose_gradient_is_rho_times_delta(t):
-    """Second completion: delta [-0.5, 0.2], rho [0.67, 1.105]; divided by its 2 tokens and the 4 completions."""
+    """The second completion has delta [-0.5, 0.2] and rho [0.67, 1.105]. Divide by its 2 tokens and 4 completions."""
     logprobs_BT = t.logprobs_BT
     loss, _ = DeepSeekV32(max_negative_divergence=0.1, kl_coef=0.04).loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()

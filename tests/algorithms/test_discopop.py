@@ -1,4 +1,4 @@
-"""DiscoPOP: the worked number, its two sides, and that neither overflows."""
+"""DiscoPOP: the worked number, its two terms, and that neither overflows."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""On-policy distillation: worked advantages, the exact gradient of the reverse KL, floors, and what it refuses."""
+"""On-policy distillation: worked advantages, the exact gradient of the reverse KL, floors and refusals."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ def one_row(policy_T: Tensor, teacher_T: Tensor) -> Experience:
 
 
 def expected_gradient(algorithm: Distillation) -> Tensor:
-    """Of the loss of one sampled token with respect to the student's logits, over the whole vocabulary."""
+    """Return the expected gradient of one token's loss with respect to the student's logits, over the vocabulary."""
     logits_V = STUDENT.clone().requires_grad_()
     total = torch.zeros((), dtype=torch.float64)
     for v in range(3):
@@ -40,7 +40,7 @@ def expected_gradient(algorithm: Distillation) -> Tensor:
 
 
 def test_worked_advantages():
-    """Sampled tokens 0, 2, 1 of a vocabulary of three."""
+    """The sampled tokens are 0, 2 and 1 of a vocabulary of three."""
     tokens = [0, 2, 1]
     experience = one_row(STUDENT.log_softmax(dim=-1)[tokens], TEACHER.log_softmax(dim=-1)[tokens])
     expected = [-0.4543888396, 0.5456111604, 0.5456111604]
@@ -61,7 +61,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(algorithm: Distillation
 
 
 def test_k3_would_have_the_gradient_of_the_forward_kl_and_as_a_reward_of_neither():
-    """Why only k1 is offered (RULE 48)."""
+    """This is why only k1 is offered (RULE 48)."""
     logits_V = STUDENT.clone().requires_grad_()
     student_V, teacher_V = logits_V.log_softmax(dim=-1), TEACHER.log_softmax(dim=-1)
     probabilities_V = student_V.exp().detach()
@@ -74,7 +74,7 @@ def test_k3_would_have_the_gradient_of_the_forward_kl_and_as_a_reward_of_neither
 
 
 def test_worked_loss_and_metrics(t, assert_ragged):
-    """A = ref - old with the reference as the teacher: -A * logprobs, mean over the ten tokens."""
+    """The reference is the teacher, so A = ref - old. The loss is the mean of -A * logprobs over the ten tokens."""
     experience = Experience.from_rewards(
         torch.zeros(1, 4, dtype=torch.float64),
         completion_mask_BT=t.mask_BT,
@@ -121,7 +121,7 @@ def test_rewards_change_nothing():
 
 
 def test_the_second_update_of_a_batch_keeps_the_advantage_and_clips_the_ratio(t):
-    """The ratio rose to 1.35 where the teacher agrees: clipped at 1.2, no gradient."""
+    """The ratio rose to 1.35 where the advantage is positive. It is clipped at 1.2, so there is no gradient."""
     batch = Batch(
         completion_mask_BT=t.mask_BT,
         advantages_BT=torch.ones_like(t.old_BT),

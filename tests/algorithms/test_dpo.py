@@ -1,4 +1,4 @@
-"""DPO: worked numbers, the limit at the reference, its divergences and length weights, and what it refuses."""
+"""DPO: worked numbers, the limit at the reference, its divergences and length weights, and its refusals."""
 
 import math
 
@@ -59,7 +59,7 @@ def test_swapping_chosen_and_rejected_negates_the_margin():
 
 
 def test_equal_answers_have_no_gradient_between_them():
-    """What the chosen row gains the rejected row loses, token by token."""
+    """The gradient of the rejected row is minus that of the chosen row, token by token."""
     step = PairFixture([-5.0], [-5.0], [-4.0], [-4.0], [3], [3]).evaluate(DPO())
     assert torch.equal(step.gradient_BT[0], -step.gradient_BT[1])
 
@@ -83,7 +83,7 @@ def test_alpha_0_is_the_forward_kl_and_near_1_the_reverse_kl():
 
 @pytest.mark.parametrize(("tail_weight", "expected"), [(0.3, 0.6777673008), (1.0, 0.6881596805)])
 def test_worked_length_desensitised_loss(tail_weight, expected):
-    """Five tokens against three: the last two of the chosen answer count 0.3."""
+    """The chosen answer has five tokens, the rejected one three. The last two of the five count `tail_weight`."""
     mask_BT = torch.tensor([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
     batch = Batch.from_pairs(mask_BT, torch.tensor(LD_REFERENCE, dtype=torch.float64))
     logprobs_BT = torch.tensor(LD_TOKENS, dtype=torch.float64)

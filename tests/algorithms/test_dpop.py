@@ -1,4 +1,4 @@
-"""DPOP: worked numbers, the penalty and its kink."""
+"""DPOP: worked numbers, and the penalty with its kink."""
 
 import pytest
 from tests.algorithms.preference_data import P_FLOAT32, P, one_pair
@@ -18,7 +18,7 @@ def test_worked_losses():
 
 
 def test_worked_penalty():
-    """Of the two chosen answers one became less likely by 0.4 nats: beta * 5 * 0.4, halved by the mean."""
+    """One of the two chosen answers became less likely by 0.4 nats: beta * 5 * 0.4, halved by the mean."""
     assert P.evaluate(WORKED).metric("rewards/penalties") == pytest.approx(0.1 * 5 * 0.4 / 2, rel=1e-8)
 
 

@@ -1,4 +1,4 @@
-"""DPPO: which tokens of the fixture are bounded, by probability and not by ratio."""
+"""DPPO: which tokens of the fixture it bounds. The bound is on the probability and not on the ratio."""
 
 import math
 
@@ -17,7 +17,7 @@ TV = [
     [0.01827892835, -0.0493562167, 0.065796893, 0],
     [0.3268725359],
 ]
-"""p - p_old of the fixture; A = [1.2, -0.7, 0.4, -1.5]."""
+"""p - p_old of the fixture, where A = [1.2, -0.7, 0.4, -1.5]."""
 
 
 @catalogue(
@@ -32,7 +32,8 @@ TV = [
     ],
 )
 def test_worked_masks_and_gradients(t, assert_ragged, settings: dict, stopped: list[tuple[int, int]]):
-    """-min(rho, 20) A / 10 on all tokens that have not moved outward too far; the last one rose, against its sign."""
+    """The gradient is -min(rho, 20) A / 10 on every token that has not moved too far outward. The last token rose
+    against the sign of its advantage."""
     logprobs_BT = t.logprobs_BT
     loss, metrics = DPPO(**settings).loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -62,7 +63,7 @@ def test_the_weight_has_a_bound(t):
 
 
 def test_a_rare_token_may_become_a_hundred_times_as_likely_but_a_likely_one_may_not_lose_much():
-    """What a bound on the ratio gets wrong on both sides."""
+    """A bound on the ratio is wrong in both cases."""
     old, new = torch.tensor([[1e-5], [0.99]]).log(), torch.tensor([[1e-3], [0.75]]).log()
     batch = Batch(
         completion_mask_BT=torch.ones(2, 1, dtype=torch.bool),

@@ -1,4 +1,4 @@
-"""Dr. GRPO: worked numbers, its factor to GRPO's relatives, and the constant that it cannot do without."""
+"""Dr. GRPO: worked numbers, its factor relative to RLOO, and the constant that it requires."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""What each estimator estimates: its average over EVERY tuple of completions of a tiny policy, and the true gradient.
+"""The expectation of each estimator, over EVERY tuple of completions of a tiny policy, compared with the true gradient.
 
-The policy writes letters 0 and 1 until it writes EOS or has no room left: 3 completions of 1 token, 7 of up to 2,
-15 of up to 3. Nothing is sampled: each tuple of completions enters with its exact probability, in float64. Tuples that
-differ only in the order within a group have the same loss (test_invariances.py): one stands for all of them.
+The policy writes letters 0 and 1 until it writes EOS or has no room left: 3 completions of 1 token, 7 of up to 2, 15 of
+up to 3. Nothing is sampled: each tuple of completions has its exact probability as its weight, in float64. Tuples that
+differ only in the order within a group have the same loss (test_invariances.py), so one represents them all.
 """
 
 import itertools
@@ -65,7 +65,7 @@ KL = 0.3
 
 @dataclass(frozen=True)
 class World:
-    """One prompt, a policy (logits = weights @ what it sees), a reference policy, and a reward for every completion."""
+    """One prompt, a policy (logits = weights @ features), a reference policy, and a reward for every completion."""
 
     completions: tuple[tuple[int, ...], ...]
     prompt: float
@@ -75,7 +75,7 @@ class World:
 
     @property
     def others_C(self) -> Tensor:
-        """What a second reward function would say of every completion."""
+        """The rewards of every completion from a second reward function."""
         return (1 + waves(len(self.completions), pitch=4.7)) / 2
 
     @property
@@ -90,7 +90,7 @@ class World:
         return (weights @ seen).log_softmax(dim=-1)
 
     def logprobs_CT(self, weights: Tensor) -> Tensor:
-        """Of every token of every completion, 0 on padding."""
+        """Return the log-probability of every token of every completion, with 0 on padding."""
         rows = [
             torch.stack([self.next_token_V(weights, c[:t])[token] for t, token in enumerate(c)])
             for c in self.completions
@@ -99,14 +99,14 @@ class World:
 
 
 def completions_up_to(length: int) -> tuple[tuple[int, ...], ...]:
-    """Every sequence of letters that ends at its first EOS, or at `length` without one."""
+    """Return every sequence of letters that ends at its first EOS, or at `length` without one."""
     if length == 0:
         return ((),)
     return ((EOS,), *((letter, *rest) for letter in (0, 1) for rest in completions_up_to(length - 1)))
 
 
 def waves(*shape: int, pitch: float) -> Tensor:
-    """Numbers in [-1, 1] without a pattern, the same on every machine."""
+    """Return numbers in [-1, 1] without a pattern, the same on every machine."""
     return (pitch * torch.arange(1, math.prod(shape) + 1, dtype=torch.float64)).sin().reshape(shape)
 
 
@@ -116,14 +116,14 @@ def make_world(length: int, *, prompt: float = 1.0, pitch: float = 2.3) -> World
         completions=completions,
         prompt=prompt,
         weights=(waves(3, 5, pitch=1.7) / 2).requires_grad_(),
-        ref_weights=waves(3, 5, pitch=0.9) / 2,  # near enough that k3 stays below its cap of 10
+        ref_weights=waves(3, 5, pitch=0.9) / 2,  # so close that k3 stays below its cap of 10
         rewards_C=(1 + waves(len(completions), pitch=pitch)) / 2,
     )
 
 
 LONG, SHORT = make_world(3), make_world(2)
 PAIR = (SHORT, replace(make_world(2, prompt=-1.0, pitch=3.1), weights=SHORT.weights))
-"""Two prompts with different rewards, one policy."""
+"""Two prompts with different rewards but the same policy."""
 
 
 def gradient(objective: Tensor, world: World) -> Tensor:
@@ -131,7 +131,7 @@ def gradient(objective: Tensor, world: World) -> Tensor:
 
 
 def exact(worlds: Sequence[World], kl_coef: float = 0.0) -> Tensor:
-    """The gradient of the mean over prompts of E[R - kl_coef * sum_t log(policy / reference)]."""
+    """Return the gradient of the mean over prompts of E[R - kl_coef * sum_t log(policy / reference)]."""
     objective = torch.zeros((), dtype=torch.float64)
     for world in worlds:
         logprob_C = world.logprobs_CT(world.weights).sum(dim=-1)
@@ -148,9 +148,9 @@ def ascent(
     *,
     off_policy: bool = False,
 ) -> Tensor:
-    """Minus the expected gradient of the loss of one step on `group_size` completions of each prompt.
+    """Return minus the expected gradient of the loss of one step on `group_size` completions of each prompt.
 
-    `off_policy`: they are sampled from the reference policy, and not from the policy itself.
+    With `off_policy`, the reference policy samples the completions instead of the policy itself.
     """
     logprobs = [world.logprobs_CT(world.weights) for world in worlds]
     ref_logprobs = [world.logprobs_CT(world.ref_weights) for world in worlds]
@@ -183,13 +183,13 @@ def ascent(
 
 
 def groups_of(number: int, size: int) -> list[tuple[tuple[int, ...], int]]:
-    """Every group of `size` of `number` completions, whatever their order, and in how many orders it is drawn."""
+    """Return every group of `size` out of `number` completions, ignoring order, and the number of its orders."""
     groups = itertools.combinations_with_replacement(range(number), size)
     return [(g, math.factorial(size) // math.prod(map(math.factorial, Counter(g).values()))) for g in groups]
 
 
 def values_of(worlds: Sequence[World]) -> list[Tensor]:
-    """`[C, T]` for each: a critic that knows nothing, but says the same of the same beginning."""
+    """Return `[C, T]` for each world: values of an untrained critic, equal for equal prefixes."""
     known: dict[tuple[int, ...], float] = {}
     for prefix in sorted({c[:t] for world in worlds for c in world.completions for t in range(len(c))}):
         known[prefix] = waves(len(known) + 1, pitch=1.9)[-1].item()
@@ -203,7 +203,7 @@ def values_of(worlds: Sequence[World]) -> list[Tensor]:
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
-    assert expected.norm() > 1e-3, "a comparison of nothing with nothing"
+    assert expected.norm() > 1e-3, "both gradients are nearly zero, so comparing them shows nothing"
     torch.testing.assert_close(actual, expected, atol=1e-9, rtol=0)
 
 
@@ -250,7 +250,7 @@ def test_two_prompts_give_the_mean_of_their_gradients():
     ids=["reinforce", "rloo"],
 )
 def test_kl_in_the_reward_is_the_gradient_of_the_kl_of_whole_completions(algorithm: PolicyGradient, group_size: int):
-    """The objective is E[R - KL * sum_t log(policy / reference)], the effect of a token on later tokens included."""
+    """The objective is E[R - KL * sum_t log(policy / reference)]. It includes the effect of a token on later tokens."""
     assert_same(ascent(algorithm, [LONG], group_size), exact([LONG], KL))
 
 
@@ -264,7 +264,7 @@ def test_the_batch_mean_scales_the_gradient_by_n_minus_1_over_n(worlds: Sequence
 
 
 def test_the_batch_mean_does_not_scale_the_kl():
-    """The baseline is the mean of the rewards alone, so that only their part of the gradient shrinks."""
+    """The baseline is the mean of the rewards alone, so only their part of the gradient shrinks."""
     kl_part = exact([LONG], KL) - exact([LONG])
     assert_same(ascent(REINFORCE(baseline="batch_mean", kl_coef=KL), [LONG], 2), exact([LONG]) / 2 + kl_part)
 
@@ -284,7 +284,7 @@ def test_dr_grpo_is_the_exact_gradient_times_g_minus_1_over_g_times_length(world
     ids=["pairs", "triples"],
 )
 def test_grpo_does_not_point_along_the_gradient(world: World, group_size: int, expected: float):
-    """The figures are on GRPO's card: update both."""
+    """GRPO's card quotes these figures: update both."""
     bent = cosine(ascent(GRPO(), [world], group_size), exact([world]))
     assert bent < 0.9
     assert bent == pytest.approx(expected, rel=1e-8)
@@ -295,7 +295,7 @@ def right_or_wrong(world: World, *right: tuple[int, ...]) -> World:
 
 
 def test_the_mean_per_completion_alone_bends_grpo():
-    """In pairs of right and wrong the standard deviation is a constant; what remains is the division by the length."""
+    """In pairs of right and wrong the standard deviation is a constant. Only the division by the length remains."""
     world = right_or_wrong(LONG, (0, 0, EOS), (1, EOS))
     assert cosine(ascent(DrGRPO(max_completion_length=8), [world], 2), exact([world])) == pytest.approx(1, abs=1e-12)
     assert cosine(ascent(GRPO(), [world], 2), exact([world])) == pytest.approx(0.8639061406, rel=1e-8)
@@ -303,7 +303,8 @@ def test_the_mean_per_completion_alone_bends_grpo():
 
 @catalogue("logit", [-3.0, 0.0, 2.0])
 def test_the_standard_deviation_alone_weighs_grpo_by_difficulty(logit: float):
-    """Answers of one token, right with probability p, G = 4: the gradient of p counts w(p) times, and not 1 times.
+    """Answers have one token and are right with probability p, G = 4. The gradient of p gets the weight w(p) instead of
+    1.
 
     w(p) = E[m (1 - m / G) / std(m)] / (G p (1 - p)), where m ~ Binomial(G, p) of the group are right.
     """
@@ -342,7 +343,7 @@ def test_the_standard_deviation_alone_weighs_grpo_by_difficulty(logit: float):
     ids=lambda value: value.key if isinstance(value, PolicyGradient) else "",
 )
 def test_the_bias_of_the_others_is_what_their_page_says(algorithm: PolicyGradient, pairs: float, triples: float):
-    """On-policy all ratios are 1, so that a trust region decides nothing: those with one aggregation are alike."""
+    """On-policy all ratios are 1, so a trust region has no effect. Algorithms with the same aggregation agree."""
     bent = [cosine(ascent(algorithm, [world], size), exact([world])) for world, size in ((LONG, 2), (SHORT, 3))]
     assert bent == pytest.approx([pairs, triples], rel=1e-8)
     assert biased(round(pairs, 3), round(triples, 3)) in algorithm.card.differs
@@ -359,13 +360,13 @@ def test_gdpo_climbs_nearly_the_sum_of_its_rewards():
 
 
 def test_pass_at_k_climbs_nearly_the_probability_that_one_of_k_is_right():
-    """d/dtheta of 1 - (1 - p)^2 points along that of p, the probability of a right answer."""
+    """The gradient of 1 - (1 - p)^2 is parallel to that of p, the probability of a right answer."""
     world = right_or_wrong(SHORT, (0, EOS), (1, EOS))
     assert cosine(ascent(PassAtK(k=2), [world], 3), exact([world])) == pytest.approx(0.9951142559, rel=1e-8)
     assert any("cosine of 0.995" in line for line in PassAtK().card.differs)
 
 
-# Unbiased, or up to a factor: what takes the place of the group
+# Unbiased, or up to a factor: substitutes for the group
 
 
 ALONE: dict[str, Any] = {
@@ -389,14 +390,14 @@ def test_topr_on_policy_is_the_exact_gradient_whatever_its_constant(baseline: fl
 
 @catalogue("kl", [0.0, KL])
 def test_a_critic_that_is_wrong_changes_nothing_with_gae_lambda_1(kl: float):
-    """Any value of the tokens so far is a baseline; the sum over tokens and not PPO's mean, which bends."""
+    """Any value of a prefix is a valid baseline. The sum over tokens is exact, while PPO's mean is biased."""
     algorithm = ComposedPolicyGradient(baseline="critic", gae_lambda=1.0, kl="reward", kl_coef=kl, **ALONE)
     assert_same(ascent(algorithm, [LONG], 1), exact([LONG], kl))
 
 
 @catalogue("world, group_size", [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
 def test_kimi_scales_the_gradient_by_g_minus_1_over_g(world: World, group_size: int):
-    """k1.5 as it is, K2 times 2 tau, its loss being a square."""
+    """The factor is that of k1.5. For K2 it is multiplied by 2 tau, because its loss is a square."""
     factor = (group_size - 1) / group_size
     assert_same(ascent(KimiK15(), [world], group_size), factor * exact([world]))
     assert_same(ascent(KimiK2(tau=0.7), [world], group_size), 2 * 0.7 * factor * exact([world]))
@@ -406,7 +407,7 @@ def test_the_group_mean_with_a_sum_over_tokens_scales_by_g_minus_1_over_g():
     assert_same(ascent(ComposedPolicyGradient(**ALONE), [SHORT], 3), 2 / 3 * exact([SHORT]))
 
 
-# Off-policy: the reference has written the completions
+# Off-policy: the reference has sampled the completions
 
 
 FULL: dict[str, Any] = {"level": "sequence", "action": "full"}
@@ -450,16 +451,16 @@ def test_the_product_of_the_token_ratios_makes_off_policy_data_exact(algorithm: 
     ],
 )
 def test_every_bound_and_every_other_level_is_biased(correction, expected: float):
-    """The reference is far from the policy here: masks throw away what it rarely writes and the policy likes."""
+    """The reference is far from the policy. Masks drop completions that it rarely writes and the policy prefers."""
     bent = cosine(ascent(REINFORCE(baseline="none", correction=correction), [LONG], 1, off_policy=True), exact([LONG]))
     assert bent == pytest.approx(expected, rel=1e-8)
 
 
-# What is estimated when the objective is not E[R]
+# The expectation when the objective is not E[R]
 
 
 def token_by_token(world: World, objective_of: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """Sum over positions t of the gradient of an expectation in which only the choice of token t can change.
+    """Return the sum over positions t of the gradient of an expectation in which only the choice of token t can change.
 
     `objective_of(logprobs_CT, t)` is that expectation, given log-probabilities in which all other positions are frozen.
     """
@@ -472,8 +473,9 @@ def token_by_token(world: World, objective_of: Callable[[Tensor, int], Tensor]) 
 
 
 def test_with_gamma_each_token_is_credited_with_the_reward_discounted_from_it_on():
-    """Token t climbs E[gamma^(T - 1 - t) R]. There is no gamma^t in front, as in all public implementations: so the sum
-    is the gradient of no single objective, in particular not of the discounted reward E[gamma^(T - 1) R]."""
+    """Token t climbs E[gamma^(T - 1 - t) R]. Like in all public implementations there is no gamma^t in front. The sum
+    is thus not the gradient of a single objective, and in particular not of the discounted reward E[gamma^(T - 1)
+    R]."""
     gamma = 0.5
     last_C = LONG.mask_CT.sum(dim=-1) - 1
 
@@ -490,9 +492,9 @@ def test_with_gamma_each_token_is_credited_with_the_reward_discounted_from_it_on
 
 
 def next_token_kl(world: World, *, forward: bool) -> Tensor:
-    """The gradient of E[sum_t KL_t], KL_t between policy and reference over the next token, prefixes held fixed.
+    """Return the gradient of E[sum_t KL_t], where KL_t is the KL over the next token and the prefixes are held fixed.
 
-    `forward` is KL(reference || policy), else KL(policy || reference).
+    It is KL(reference || policy) with `forward`, and KL(policy || reference) without.
     """
     total = torch.zeros((), dtype=torch.float64)
     for prefix in {c[:t] for c in world.completions for t in range(len(c))}:
@@ -508,14 +510,14 @@ def next_token_kl(world: World, *, forward: bool) -> Tensor:
     [("k2", False), ("k1_corrected", False), ("k2_corrected", False), ("k3_corrected", False), ("k3", True)],
 )
 def test_kl_in_the_loss_is_the_kl_of_each_next_token(estimator: str, forward: bool):
-    """Equal rewards leave the KL alone. Pathwise k3 gives the gradient of the other KL, the forward one."""
+    """Equal rewards leave only the KL. Pathwise k3 gives the gradient of the other KL, the forward one."""
     world = replace(SHORT, rewards_C=torch.ones_like(SHORT.rewards_C))
     algorithm = DrGRPO(max_completion_length=8, kl_coef=KL, kl_estimator=estimator)  # type: ignore[arg-type]
     assert_same(ascent(algorithm, [world], 2), -KL / 8 * next_token_kl(world, forward=forward))
 
 
 def test_distillation_is_the_reverse_kl_to_the_teacher_at_each_next_token():
-    """With a sum over tokens exactly; the mean over the tokens of a step, whose number depends on them, bends it."""
+    """A sum over tokens is exact. The mean over a step's tokens is biased: their number depends on the tokens."""
     toward_teacher = -next_token_kl(LONG, forward=False)
     exactly = ComposedPolicyGradient(baseline="teacher", kl="none", **ALONE)
     assert_same(ascent(exactly, [LONG], 1), toward_teacher)
@@ -528,7 +530,7 @@ def test_distillation_is_the_reverse_kl_to_the_teacher_at_each_next_token():
 
 
 def test_every_estimator_is_tried_here():
-    """A new algorithm of the family has its expectation computed, or says why not."""
+    """Each new algorithm of the family has its expectation computed here, or this file says why not."""
     with open(__file__, encoding="utf-8") as file:
         text = file.read()
     family = [cls for cls in ALGORITHMS.values() if issubclass(cls, PolicyGradient)]

@@ -1,4 +1,4 @@
-"""`explain`: every algorithm, under every name that people use, from what its class declares; and its page."""
+"""`explain` describes every algorithm under all its usual names, from its class's declarations. The pages agree."""
 
 import json
 import re
@@ -64,7 +64,7 @@ def test_an_unknown_name_gets_a_suggestion_and_not_all_of_the_names(name: str, m
         explain(name)
 
 
-# What is told
+# What it tells
 
 
 @pytest.mark.parametrize("name", ["decoupled_ppo", "Decoupled PPO", "decoupled", "docs/algorithms/decoupled_ppo.md"])
@@ -172,7 +172,7 @@ def test_the_bias_of_grpo_is_stated():
 
 
 def everything_on(cls: type[Algorithm]) -> list[Algorithm]:
-    """The algorithm with each of its optional terms switched on; of the open composition each choice once."""
+    """Return the algorithm with each optional term switched on, and the open composition once per choice."""
     if cls is ComposedPolicyGradient:
         given = [beside | {setting: value} for setting, (beside, value) in COMPOSITIONS.items()]
         given.append({"ratio": "sequence_product", "trust_region": "truncated_negatives"})
@@ -181,12 +181,12 @@ def everything_on(cls: type[Algorithm]) -> list[Algorithm]:
     names = {s.name for s in explain(cls.key).settings}
     lengths = {"max_completion_length": 8} if "max_completion_length" in names else {}
     weights = {"correction": "tis"} if issubclass(cls, PolicyGradient) else {}
-    bounds = {"max_ratio": None} if {"max_ratio", "clip_high"} <= names else {}  # one kind of bound or the other
+    bounds = {"max_ratio": None} if {"max_ratio", "clip_high"} <= names else {}  # only one kind of bound is allowed
     return [cls(**{name: value for name, value in values.items() if name in names}, **lengths, **weights, **bounds)]
 
 
 def logged(algorithm: Algorithm) -> set[str]:
-    """Whatever it may need is there."""
+    """Return the names of the metrics that it logs, given everything that it may need."""
     logprobs_BT = -torch.ones(4, 3, dtype=torch.float64)
     ones_BT = torch.ones_like(logprobs_BT)
     whole_step: set[str] = set()
@@ -217,7 +217,7 @@ def logged(algorithm: Algorithm) -> set[str]:
         mask_BT = torch.ones(4, 3, dtype=torch.bool)
         batch = Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(4), tokens=tokens)
     batch = algorithm.prepare(batch)
-    rows = slice(batch.num_rows)  # of a group that gives one pair, fewer than were sampled
+    rows = slice(batch.num_rows)  # if a group gives one pair, the batch has fewer rows than were sampled
     outputs = Outputs(
         logprobs_BT[rows],
         entropy_BT=ones_BT[rows],
@@ -307,7 +307,7 @@ def test_the_committed_pages_are_the_generated_ones(tmp_path: Path):
 
 
 def test_each_command_that_a_page_names_can_be_run():
-    """`python -m NAME` in docs, README and messages of tests: a module with a main guard, or a package with one."""
+    """Each `python -m NAME` in docs, README and tests names a module with a main guard or a package with `__main__`."""
     root = PAGES.parent.parent
     texts = [*root.glob("*.md"), *(root / "docs").rglob("*.md"), *(root / "tests").rglob("*.py")]
     command = re.compile(r"python -m ((?:posttrain|tests|benchmarks)[\w.]*\w)")

@@ -1,4 +1,4 @@
-"""GDPO: rewards normalised one by one, their weights, rewards that do not apply, and what it refuses."""
+"""GDPO: rewards normalised one by one, their weights, rewards that do not apply, and refusals."""
 
 import pytest
 import torch
@@ -24,7 +24,8 @@ def one_token_each(rewards_KPG: torch.Tensor, weights: list[float] | None = None
 
 
 def test_worked_advantages():
-    """With 1e-6 in both places; the reference prints them for 1e-4 (tests/functional/test_baselines.py)."""
+    """The epsilon is 1e-6 in both places. The reference prints the values for 1e-4
+    (tests/functional/test_baselines.py)."""
     advantages_PG = GDPO().advantages(one_token_each(SEVERAL_KPG)).reshape(2, 4)
     z_KPG = (SEVERAL_KPG - SEVERAL_KPG.mean(dim=-1, keepdim=True)) / (SEVERAL_KPG.std(dim=-1, keepdim=True) + 1e-6)
     total_PG = z_KPG.sum(dim=0)
@@ -37,7 +38,7 @@ def test_worked_advantages():
 
 
 def test_weights_act_after_the_normalisation():
-    """So the scale of a reward is nothing, and its weight everything."""
+    """The scale of a reward therefore has no effect, while its weight does."""
     weighted = GDPO().advantages(one_token_each(SEVERAL_KPG, [1.0, 0.25]))
     scaled_KPG = SEVERAL_KPG * torch.tensor([1.0, 50.0], dtype=torch.float64)[:, None, None]
     torch.testing.assert_close(GDPO().advantages(one_token_each(scaled_KPG, [1.0, 0.25])), weighted, rtol=1e-4, atol=0)
@@ -45,7 +46,7 @@ def test_weights_act_after_the_normalisation():
 
 
 def test_answers_that_differ_in_one_reward_each_are_told_apart():
-    """GRPO sees the sums [2, 1, 1, 1]: it cannot tell who missed the rare reward from who missed the common one."""
+    """GRPO sees the sums [2, 1, 1, 1], so it cannot tell a missed rare reward from a missed common one."""
     rewards_KPG = torch.tensor([[[1, 1, 1, 0]], [[1, 0, 0, 1]]], dtype=torch.float64)
     experience = one_token_each(rewards_KPG)
     grpo, gdpo = GRPO().advantages(experience).flatten(), GDPO().advantages(experience).flatten()

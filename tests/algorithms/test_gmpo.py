@@ -1,4 +1,4 @@
-"""GMPO: worked numbers at two clips in log space, and tokens that are clipped one by one."""
+"""GMPO: worked numbers for two clips in log space, and tokens that are clipped one by one."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ def test_worked_loss(t, clip: float, expected: float):
 
 
 def test_worked_gradient(t, assert_ragged):
-    """Only the clipped tokens (1, 2) and (2, 1) are stopped; the rest of their completions goes on."""
+    """Only the clipped tokens (1, 2) and (2, 1) are stopped. The others in their completions keep their gradient."""
     logprobs_BT = t.logprobs_BT
     GMPO(clip_low=0.2, clip_high=0.2).loss(logprobs_BT, t.batch(), t.totals)[0].backward()
     expected = [
@@ -36,7 +36,7 @@ def test_worked_metrics(t):
 
 
 def test_each_bound_is_its_own_setting(t):
-    """The second token of the first completion rose by 0.3, the first of the second fell by 0.4."""
+    """In the first completion the second token rose by 0.3. In the second completion the first token fell by 0.4."""
     one_sided = {"clip_low": 9.0, "clip_high": 0.1}, {"clip_low": 0.1, "clip_high": 9.0}
     for settings, stopped, free in zip(one_sided, [(0, 1), (1, 0)], [(1, 0), (0, 1)], strict=True):
         logprobs_BT = t.logprobs_BT

@@ -1,4 +1,4 @@
-"""GRPO: worked numbers, the on-policy limit, groups without signal, and what it refuses."""
+"""GRPO: worked numbers, the on-policy limit, groups without signal, and refusals."""
 
 import math
 from dataclasses import replace
@@ -92,7 +92,7 @@ def test_a_group_of_one_is_refused():
 
 @catalogue("advantage, expected_loss", [(+1.0, -1.2), (-1.0, +1.5)])
 def test_clipping_caps_a_gain_but_not_a_penalty(advantage: float, expected_loss: float):
-    """The ratio rose to 1.5 with clip_high 0.2: the gain counts 1.2, the penalty its full 1.5."""
+    """The ratio rose to 1.5 with clip_high 0.2. A gain counts 1.2 times, a penalty its full 1.5 times."""
     batch = one_token_batch(old_prob=0.50, advantage=advantage)
     loss, _ = GRPO().loss(torch.tensor([[math.log(0.75)]]), batch, count_totals(batch))
     assert loss.item() == pytest.approx(expected_loss)
@@ -132,14 +132,15 @@ def test_a_masked_completion_leaves_loss_and_denominator(t):
 
 
 def test_worked_kl(t, assert_ragged):
-    """beta 0.04: pathwise k3, and the corrected form with the same value and the gradient rho * delta."""
+    """With a KL weight of 0.04: pathwise k3, and the corrected form with the same value and the gradient rho *
+    delta."""
     policy_gradient = torch.autograd.grad(GRPO().loss(lp := t.logprobs_BT, t.batch(), t.totals)[0], lp)[0]
     for estimator in ("k3", "k3_corrected"):
         logprobs_BT = t.logprobs_BT
         loss, metrics = GRPO(kl_coef=0.04, kl_estimator=estimator).loss(logprobs_BT, t.batch(), t.totals)
         assert loss.item() == pytest.approx(1.131242803, rel=1e-8)
         assert float(metrics["kl"]) == pytest.approx(0.05115298934, rel=1e-8)
-    loss.backward()  # of the corrected form
+    loss.backward()  # gradient of the corrected form
     rho_delta = [
         [0.1576906645, 0.1349858808, -0.0452418709],
         [-0.335160023, 0.2210341836],
@@ -153,7 +154,7 @@ def test_worked_kl(t, assert_ragged):
 
 
 def test_worked_kl_as_a_product_with_the_ratio(t):
-    """The value that TRL and DeepSeek-V3.2 log, from the same functions: rho * k3 in place of k3."""
+    """TRL and DeepSeek-V3.2 log this value. The same functions compute it, with rho * k3 instead of k3."""
     ratio_BT = token_ratio(t.logprobs_BT, t.old_BT)
     loss_BT = clipped_surrogate(ratio_BT, t.advantages_BT, 0.2, 0.2) + 0.04 * ratio_BT * k3(t.logprobs_BT, t.ref_BT)
     assert sequence_mean(loss_BT, t.mask_BT, sequences=4).item() == pytest.approx(1.136246295, rel=1e-8)
@@ -192,7 +193,8 @@ def test_the_entropy_bonus_is_a_mean_over_tokens_whatever_the_policy_term_is(t):
 
 
 def test_on_policy_the_loss_is_minus_the_advantages_and_the_gradient_reinforce(t):
-    """Ratio 1: whatever the clip, value -A3(A), gradient -A / (N T_i), nothing clipped; passed or implied."""
+    """With ratio 1 and any clip, the value is -A3(A), the gradient -A / (N T_i), and nothing is clipped. This holds
+    whether the old log-probabilities are passed or implied."""
     without_old = Batch(completion_mask_BT=t.mask_BT, advantages_BT=t.advantages_BT, groups_B=t.batch().groups_B)
     with_old = Batch(
         completion_mask_BT=t.mask_BT,
@@ -253,11 +255,11 @@ def test_a_batch_without_advantages_is_refused():
         GRPO().loss(torch.tensor([[-0.5]]), batch, count_totals(batch))
 
 
-# Only the tokens of largest entropy
+# Only the tokens with the largest entropy
 
 
 def test_only_the_top_share_by_entropy_has_a_policy_term_and_the_denominator_stays(t):
-    """Ten tokens, of which the quantile 0.8 of 0.1 to 1.0 is 0.82: the two above it are left, as in TRL."""
+    """Of ten entropies from 0.1 to 1.0 the 0.8-quantile is 0.82. The two tokens above it are kept, like in TRL."""
     entropy_BT = torch.full((4, 4), 9.0, dtype=torch.float64)
     entropy_BT[t.mask_BT] = torch.arange(1, 11, dtype=torch.float64) / 10
     batch, logprobs_BT = t.batch(), t.logprobs_BT

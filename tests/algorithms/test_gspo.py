@@ -1,4 +1,4 @@
-"""GSPO: worked numbers at several clips, and what is counted: completions."""
+"""GSPO: worked numbers for several clips, and metrics that count completions."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_worked_loss_of_each_completion(t):
 
 
 def test_worked_other_averages(t):
-    """A mean over all tokens, as TRL and verl take by default; and LUSPO, which multiplies by the length."""
+    """TRL and verl by default take a mean over all tokens. LUSPO multiplies by the length."""
     ratio_B1 = sequence_ratio(t.logprobs_BT, t.old_BT, t.mask_BT)
     loss_BT = clipped_surrogate(ratio_B1, t.advantages_BT[:, :1], 0.2, 0.2).expand(t.mask_BT.shape)
     assert token_mean(loss_BT, t.mask_BT, tokens=10).item() == pytest.approx(0.1227763713, rel=1e-8)
@@ -57,7 +57,7 @@ def test_worked_other_averages(t):
 
 
 def test_the_clip_counts_completions(t):
-    """s = [1.09, 0.86, 0.98, 3.67] with A = [1.2, -0.7, 0.4, -1.5]: at 0.05 one is too high and one too low."""
+    """s = [1.09, 0.86, 0.98, 3.67], A = [1.2, -0.7, 0.4, -1.5]: with a clip of 0.05 one is too high and one too low."""
     _, metrics = GSPO(clip_low=0.05, clip_high=0.05).loss(t.logprobs_BT, t.batch(), t.totals)
     assert float(metrics["clip_ratio/low_mean"]) == 1 / 4
     assert float(metrics["clip_ratio/high_mean"]) == 1 / 4

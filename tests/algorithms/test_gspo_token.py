@@ -1,4 +1,4 @@
-"""GSPO-token: worked numbers with an advantage per token; with one per completion it is GSPO."""
+"""GSPO-token: worked numbers with an advantage per token. With one advantage per completion it equals GSPO."""
 
 import pytest
 import torch

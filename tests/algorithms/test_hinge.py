@@ -1,4 +1,4 @@
-"""Hinge: the worked number, and that a learned pair is left alone."""
+"""Hinge: the worked number, and that a learned pair has no gradient."""
 
 import pytest
 from tests.algorithms.preference_data import AT_REFERENCE, P_FLOAT32, P, one_pair
@@ -25,7 +25,7 @@ def test_a_pair_that_has_reached_its_margin_has_no_gradient(margin, slope):
 
 
 def test_with_noisy_labels_the_other_order_counts_too():
-    """0.8 (1 - 0.5) + 0.2 (1 + 0.5)"""
+    """The loss is 0.8 (1 - 0.5) + 0.2 (1 + 0.5)."""
     assert one_pair(5, 0).loss(Hinge(beta=0.1, label_smoothing=0.2)) == pytest.approx(0.7, rel=1e-12)
 
 

@@ -1,6 +1,6 @@
-"""What must not matter does not matter, for every algorithm: padding, splits, order, constants, and what a mask hides.
+"""Invariances of every algorithm: padding, splits, order, constants, and values hidden by a mask change nothing.
 
-Also: gradients agree with finite differences, and metrics of the parts merge into those of the step.
+In addition, gradients agree with finite differences, and the metrics of the parts merge into those of the step.
 """
 
 import math
@@ -31,7 +31,7 @@ NAN = float("nan")
 every_algorithm = catalogue("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
 group_relative = catalogue("algorithm", [ALGORITHMS[n] for n in GROUP_RELATIVE], ids=GROUP_RELATIVE)
 anything = st.integers(0, 10_000)
-few_examples = examples(2, 8)  # of each of 76 variants: the data of all of them together are many
+few_examples = examples(2, 8)  # per variant: the 76 variants together draw a lot of data
 
 
 def assert_same(actual: Tensor, expected: Tensor) -> None:
@@ -45,7 +45,7 @@ def assert_same(actual: Tensor, expected: Tensor) -> None:
 @few_examples
 @given(seed=anything, parts=st.integers(1, 12), data=st.data())
 def test_any_split_sums_to_the_same_loss_gradient_and_metrics(algorithm: Algorithm, seed: int, parts: int, data):
-    """Rows are dealt out at random: uneven parts, groups torn apart, parts that hold nothing."""
+    """Rows are dealt out at random: parts are uneven or empty, and groups are torn apart."""
     owner = data.draw(st.lists(st.integers(0, parts - 1), min_size=P * G, max_size=P * G))
     invariances.any_split_sums_to_the_whole(algorithm, make_experience(seed), owner)
     invariances.ranks_count_the_same_denominators(algorithm, make_experience(seed), owner)
@@ -119,12 +119,12 @@ def test_a_log_ratio_of_100_stays_finite(algorithm: Algorithm, difference: float
     loss, metrics = algorithm.loss(outputs, batch, count_totals(batch))
     assert loss.isfinite()
     assert all(gradient.isfinite().all() for gradient in gradients(outputs, loss).values())
-    if batch.completion_mask_BT.any():  # not all of it rejected: a mean over nothing is nan
+    if batch.completion_mask_BT.any():  # if all of it is rejected, a mean over nothing is nan
         assert all(math.isfinite(float(metric)) for metric in metrics.values())
 
 
 def at_start(experience: Experience) -> tuple[Outputs, Experience]:
-    """The policy stands where the update starts, and has sampled by itself."""
+    """Return a policy that is at the start of the update and has sampled the data itself."""
     outputs = make_outputs(replace(experience, sampling_logprobs_BT=experience.old_logprobs_BT))
     return outputs, replace(experience, sampling_logprobs_BT=experience.old_logprobs_BT)
 
@@ -133,7 +133,7 @@ def at_start(experience: Experience) -> tuple[Outputs, Experience]:
 @few_examples
 @given(seed=anything)
 def test_on_policy_the_old_log_probabilities_may_be_left_out(algorithm: Algorithm, seed: int):
-    """RULE 6: the same loss and gradient whether they were recomputed or stand for the policy itself."""
+    """RULE 6: loss and gradient do not depend on whether the old log-probabilities were recomputed or left out."""
     invariances.on_policy_the_old_log_probabilities_may_be_left_out(algorithm, make_experience(seed))
 
 
@@ -163,7 +163,7 @@ def test_shifted_rewards_are_the_same_and_scaled_rewards_scale(
     shifted_BT = algorithm.advantages(replace(experience, rewards_PG=experience.rewards_PG + shift_P1))
     scaled_BT = algorithm.advantages(replace(experience, rewards_PG=experience.rewards_PG * scale))
     torch.testing.assert_close(shifted_BT, advantages_BT, rtol=1e-9, atol=1e-9)
-    if algorithm.key in DIVIDED_BY_STD:  # divided by the standard deviation: the same, but for the 1e-6
+    if algorithm.key in DIVIDED_BY_STD:  # invariant up to the 1e-6, because it divides by the standard deviation
         torch.testing.assert_close(scaled_BT, advantages_BT, rtol=1e-3, atol=0)
     else:
         torch.testing.assert_close(scaled_BT, scale * advantages_BT, rtol=1e-9, atol=1e-12)
@@ -173,7 +173,7 @@ def test_shifted_rewards_are_the_same_and_scaled_rewards_scale(
 @catalogue("group_size", [2, 3, 6, 7, 16, 33])
 @catalogue("reward", [0.1, 0.9, 1 / 3, 100.7, -1e6, 0.0])
 def test_equal_float32_rewards_get_exactly_zero(algorithm: PolicyGradient, group_size: int, reward: float):
-    """Although their float32 mean may be another number."""
+    """This holds although their float32 mean may differ from them."""
     experience = Experience.from_rewards(
         torch.full((2, group_size), reward), completion_mask_BT=torch.ones(2 * group_size, 1)
     )
@@ -193,7 +193,7 @@ def test_the_advantages_of_a_group_sum_to_zero(algorithm: PolicyGradient, seed: 
 @few_examples
 @given(seed=anything)
 def test_rloo_is_the_centred_reward_scaled_by_the_scored_of_the_group(seed: int):
-    """G / (G - 1), where G counts the completions that have a reward."""
+    """The factor is G / (G - 1), where G counts the completions that have a reward."""
     experience = make_experience(seed)
     scored_P1 = experience.scored_PG.double().sum(dim=-1, keepdim=True)
     factor_B1 = (scored_P1 / (scored_P1 - 1)).expand(P, G).reshape(-1, 1)

@@ -1,4 +1,4 @@
-"""IPO: worked numbers of both conventions, and its finite target."""
+"""IPO: worked numbers for both conventions, and its finite target."""
 
 import pytest
 from tests.algorithms.preference_data import AT_REFERENCE, P_FLOAT32, P, PairFixture, one_pair
@@ -32,7 +32,7 @@ def test_at_the_reference_the_loss_is_the_squared_target():
 
 @catalogue("length_average", [True, False])
 def test_a_margin_beyond_the_target_is_pulled_back(length_average):
-    target = 1 / (2 * 0.25) * (4 if length_average else 1)  # answers of four tokens
+    target = 1 / (2 * 0.25) * (4 if length_average else 1)  # for answers of four tokens
     at_it = one_pair(target, 0, length=4).evaluate(IPO(tau=0.25, length_average=length_average))
     assert at_it.loss.item() == pytest.approx(0, abs=1e-20)
     beyond = one_pair(target + 1, 0, length=4).evaluate(IPO(tau=0.25, length_average=length_average))

@@ -1,4 +1,4 @@
-"""Kimi k1.5 and K2: worked numbers, the identity between their gradients, length and budget in the reward."""
+"""Kimi k1.5 and K2: worked numbers, the identity between their gradients, and length and budget in the reward."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ RESIDUALS = [0.5375, -0.4075, 0.0705, -0.3175]
 
 @pytest.fixture
 def group(t) -> Experience:
-    """Fixture T as one group with rewards of mean 0.4375."""
+    """Return fixture T as one group. The mean of its rewards is 0.4375."""
     return Experience.from_rewards(
         torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64),
         completion_mask_BT=t.mask_BT,
@@ -28,7 +28,7 @@ def gradient(algorithm: KimiK15 | KimiK2, batch: Batch, t) -> torch.Tensor:
 
 
 def test_worked_loss_and_gradient_of_k2(t, group, assert_ragged):
-    """Log-ratios [0.25, -0.3, -0.08, 1.3], residuals A - 0.1 l."""
+    """The log-ratios are [0.25, -0.3, -0.08, 1.3] and the residuals A - 0.1 l."""
     batch = KimiK2(tau=0.1).to_batch(group)
     loss, metrics = KimiK2(tau=0.1).loss(t.logprobs_BT, batch, t.totals)
     assert loss.item() == pytest.approx(0.14018475, rel=1e-8)
@@ -44,7 +44,7 @@ def test_worked_ascent_direction_of_k15(t, group, assert_ragged):
 
 
 def test_worked_loss_of_k15(t, group):
-    """-(R - mean) S + tau / 2 l^2, with S = [-1.75, -3, -2.98, -0.8]."""
+    """The loss is -(R - mean) S + tau / 2 l^2, with S = [-1.75, -3, -2.98, -0.8]."""
     loss, _ = KimiK15(tau=0.1).loss(t.logprobs_BT, KimiK15().to_batch(group), t.totals)
     advantages, sums, ratios = (0.5625, -0.4375, 0.0625, -0.1875), (-1.75, -3, -2.98, -0.8), (0.25, -0.3, -0.08, 1.3)
     expected = sum(-a * s + 0.05 * l * l for a, s, l in zip(advantages, sums, ratios, strict=True)) / 4  # noqa: E741
@@ -60,7 +60,7 @@ def test_the_gradient_of_k2_is_that_of_k15_times_two_tau(t, group, tau: float):
 
 
 def test_on_policy_both_are_reinforce_with_the_mean_of_the_group(t, group):
-    """Whether the old policy is passed or implied; tau has then no effect on the direction."""
+    """This holds whether the old policy is passed or implied. tau then has no effect on the direction."""
     advantages_BT = KimiK15().advantages(group)
     for old_BT in (None, t.logprobs_BT.detach()):
         batch = Batch(
@@ -82,7 +82,7 @@ def test_the_advantage_is_that_of_dr_grpo(group):
 
 
 def test_the_penalty_still_pulls_where_a_ratio_would_be_clamped(t, group):
-    """A log-ratio of 100 per token: no exp is taken of it, so nothing is held back."""
+    """The log-ratio is 100 per token. The loss takes no exp of it, so nothing is clamped."""
     batch = KimiK15().to_batch(group)
     batch = Batch(
         completion_mask_BT=batch.completion_mask_BT,
@@ -96,7 +96,8 @@ def test_the_penalty_still_pulls_where_a_ratio_would_be_clamped(t, group):
 
 
 def test_the_length_reward_prefers_short_right_answers(t):
-    """Lengths 3, 2, 4, 1; the first and the third are right: lambda [-1/6, 1/6, -1/2, 1/2], wrong ones at most 0."""
+    """The lengths are 3, 2, 4 and 1, and the first and third are right. The length reward is lambda [-1/6, 1/6, -1/2,
+    1/2], and at most 0 for wrong answers."""
     experience = Experience.from_rewards(
         torch.tensor([[1.0, 0.0, 1.0, 0.0]], dtype=torch.float64), completion_mask_BT=t.mask_BT
     )
@@ -108,7 +109,7 @@ def test_the_length_reward_prefers_short_right_answers(t):
 
 
 def test_a_reward_that_rounds_to_the_mark_counts_as_right():
-    """0.6 + 0.3 + 0.1 is below 1 in float32."""
+    """In float32, 0.6 + 0.3 + 0.1 is below 1."""
     rewards_PG = torch.tensor([[0.6, 0.0]]) + torch.tensor([[0.3, 0.0]]) + torch.tensor([[0.1 - 1e-7, 0.0]])
     assert rewards_PG[0, 0].item() < 1
     mask_BT = torch.tensor([[1, 0, 0], [1, 1, 1]])

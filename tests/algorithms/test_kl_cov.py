@@ -1,4 +1,4 @@
-"""KL-Cov: worked numbers, and tokens that are held near the old policy."""
+"""KL-Cov: worked numbers, and tokens that a penalty holds near the old policy."""
 
 from dataclasses import replace
 
@@ -13,7 +13,7 @@ TWO_OF_TEN = KLCov(cov_share=0.2)
 
 
 def test_worked_loss(t):
-    """(2, 1) and (1, 3) are held: |d| is 0.4 and 0.1."""
+    """The penalty holds (2, 1) and (1, 3): |d| is 0.4 and 0.1."""
     loss, metrics = TWO_OF_TEN.loss(t.logprobs_BT, t.batch(), t.totals)
     assert loss.item() == pytest.approx(0.1695293344, rel=1e-8)
     assert float(metrics["policy/selected_fraction"]) == pytest.approx(0.2)
@@ -22,7 +22,7 @@ def test_worked_loss(t):
 
 
 def test_worked_gradient(t):
-    """-rho A / 10 on every token, as there is no clip, and the sign of d / 10 on the two that are held: both fell."""
+    """There is no clip, so every token has -rho A / 10. The two held tokens add the sign of d / 10: both fell."""
     logprobs_BT = t.logprobs_BT
     TWO_OF_TEN.loss(logprobs_BT, t.batch(), t.totals)[0].backward()
     expected_BT = -token_ratio(t.logprobs_BT, t.old_BT).detach() * t.advantages_BT / 10
@@ -39,7 +39,7 @@ def test_the_choice_is_made_among_all_rows_of_the_update(t):
 
 
 def test_the_penalty_is_no_part_of_what_a_correction_weighs(t):
-    """Weight 2 doubles the policy term, 0.1195293344, and not the penalty, 0.05."""
+    """A weight of 2 doubles the policy term, 0.1195293344, but not the penalty, 0.05."""
     batch = replace(t.batch(), correction_BT=torch.full_like(t.old_BT, 2.0))
     loss, _ = TWO_OF_TEN.loss(t.logprobs_BT, batch, t.totals)
     assert loss.item() == pytest.approx(2 * 0.1195293344 + 0.05, rel=1e-8)

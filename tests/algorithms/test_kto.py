@@ -1,4 +1,4 @@
-"""KTO: worked numbers, the reference point, and the steps it refuses."""
+"""KTO: worked numbers, the reference point, and the steps that it refuses."""
 
 from dataclasses import replace
 
@@ -46,7 +46,7 @@ def test_the_reference_point_is_clamped_after_the_mean():
 
 
 def test_the_reference_point_is_that_of_all_rows_whatever_the_ranks_hold():
-    """Ranks with four and two rows: the mean of their means would be 0.0875."""
+    """If ranks had four and two rows, the mean of their means would be 0.0875."""
     ratios_B = torch.tensor([0.2, -0.1, 0.15, 0.05, -0.3, 0.5], dtype=torch.float64)
     batch = Batch.from_labels(torch.ones(6, 1), torch.ones(6), torch.zeros(6, 1), ratios_B)
     assert KTO().prepare(batch).offsets_B == pytest.approx([0.08333333333] * 6, rel=1e-9)

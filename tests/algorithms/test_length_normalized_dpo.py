@@ -1,4 +1,4 @@
-"""Length-normalised DPO: worked numbers, and that length does not pay."""
+"""Length-normalised DPO: worked numbers, and that length earns no reward."""
 
 import pytest
 from tests.algorithms.preference_data import P_FLOAT32, P, PairFixture

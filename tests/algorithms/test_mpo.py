@@ -1,4 +1,4 @@
-"""MPO: the sum of a preference, of what each answer is worth, and of the likelihood of the chosen one."""
+"""MPO: the sum of a preference term, a quality term for each answer, and the likelihood of the chosen answer."""
 
 import math
 
@@ -11,7 +11,7 @@ from posttrain.errors import ConfigError
 
 
 def test_worked_losses():
-    """Scores [0.1, -0.04] and [-0.07, 0.09] at beta 0.1; the chosen answers cost 2.01875 per token."""
+    """The scores are [0.1, -0.04] and [-0.07, 0.09] for beta 0.1. The chosen answers cost 2.01875 per token."""
     preference = (math.log1p(math.exp(-0.17)) + math.log1p(math.exp(0.13))) / 2
     quality = sum(math.log1p(math.exp(x)) for x in (-0.1, 0.04, -0.07, 0.09)) / 2
     expected = 0.8 * preference + 0.2 * quality + 2.01875

@@ -1,4 +1,4 @@
-"""NCA: the worked number, and that a pair of equal answers holds the reward at 0."""
+"""NCA: the worked number, and that a pair of equal answers keeps the reward at 0."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Where the policy is still the one that sampled, most of the family is one algorithm: the equalities, exactly."""
+"""If the policy is still the one that sampled, most of the family is one algorithm. The equalities are exact."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -50,11 +50,11 @@ def gradient(t, algorithm: PolicyGradient, batch: Batch) -> Tensor:
 
 @catalogue("correction", ["tis", "icepop", "seq_tis", "decoupled"])
 def test_one_weight_acts_alike_whether_the_ratio_is_of_a_token_or_of_the_completion(t, on_policy, correction):
-    """The weight of a token meets that token's part of a loss of whole completions, and no other's."""
+    """The weight of a token scales that token's part of a sequence-level loss, and no other part."""
     batch = replace(on_policy, sampling_logprobs_BT=SAMPLING)
     expected_BT = gradient(t, GRPO(correction=correction), batch)
     weightless_BT = gradient(t, GRPO(correction="none"), on_policy)
-    assert not torch.allclose(expected_BT, weightless_BT), "a correction that does nothing would agree with anything"
+    assert not torch.allclose(expected_BT, weightless_BT), "a correction without effect would pass this test"
     for algorithm in (GSPO(correction=correction), GSPOToken(correction=correction), GMPO(correction=correction)):
         torch.testing.assert_close(gradient(t, algorithm, batch), expected_BT, rtol=1e-12, atol=1e-12)
 
@@ -78,7 +78,7 @@ def test_a_rejected_token_gets_no_gradient_from_a_loss_of_whole_completions(t, o
     ids=["mean per completion", "mean over tokens", "sum per completion"],
 )
 def test_the_gradient_is_the_plain_policy_gradient_whatever_the_trust_region(t, on_policy, family, weight):
-    """-A / (N |m_i|), -A / sum |m| or -A / N: so each family has one gradient, REINFORCE's with that average."""
+    """The gradient is -A / (N |m_i|), -A / sum |m| or -A / N: each family has REINFORCE's, with that average."""
     expected_BT = (-weight(t) * t.advantages_BT)[t.mask_BT]
     for algorithm in family:
         actual_BT = gradient(t, algorithm, on_policy)[t.mask_BT]

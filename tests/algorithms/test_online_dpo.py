@@ -1,4 +1,4 @@
-"""Online DPO: which pairs a group gives, that their loss is the offline one, and where the policy ends, exactly."""
+"""Online DPO: the pairs that a group gives, the equality with the offline loss, and the exact optimum of the policy."""
 
 import math
 from dataclasses import replace
@@ -33,7 +33,7 @@ from posttrain.types import Batch, Completion, Experience, Prompt, Tokens, count
 
 
 def experience(rewards_PG: list[list[float]], **given: Any) -> Experience:
-    """Completions of two tokens each, with these rewards."""
+    """Return completions of two tokens each, with the given rewards."""
     rows = len(rewards_PG) * len(rewards_PG[0])
     mask_BT = torch.tensor([[False, True, True]]).expand(rows, -1)
     return Experience.from_rewards(
@@ -42,7 +42,7 @@ def experience(rewards_PG: list[list[float]], **given: Any) -> Experience:
 
 
 def pairs(algorithm: OnlineDPO, of: Experience) -> list[tuple[int, int]]:
-    """(chosen, rejected) rows of the experience."""
+    """Return the (chosen, rejected) rows of the experience."""
     batch = algorithm.to_batch(of)
     assert batch.row_ids_B is not None
     chosen_N, rejected_N = batch.pairs
@@ -80,14 +80,14 @@ def test_all_counts_its_ties_by_pairs():
 
 
 def test_equal_answers_are_a_tie_whatever_their_scores():
-    """A judge that contradicts itself about the same words teaches nothing."""
+    """If a judge contradicts itself about equal answers, its scores teach nothing."""
     ids_BT = torch.tensor([[1, 7, 8], [1, 7, 8], [1, 7, 8], [1, 7, 9]])
     tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor([3, 3, 3, 3]))
     assert pairs(OnlineDPO(), experience([[1, 0], [1, 0]], tokens=tokens)) == [(2, 3)]
 
 
 def test_where_best_and_worst_are_the_same_words_the_widest_gap_of_others_decides():
-    """Answers A, B, A: that A is worth 5 and 1 is noise, but B against one of them is a comparison."""
+    """The answers are A, B, A. The gap between the two A's is noise, but B against either A is a real comparison."""
     ids_BT = torch.tensor([[1, 7, 8], [1, 7, 9], [1, 7, 8]])
     tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor([3, 3, 3]))
     assert pairs(OnlineDPO(), experience([[5, 3, 1]], tokens=tokens)) == [(0, 1)]
@@ -101,7 +101,7 @@ def test_where_best_and_worst_are_the_same_words_the_widest_gap_of_others_decide
     st.lists(st.tuples(st.integers(0, 3), st.sampled_from([None, 0.0, 1.0, 2.0])), min_size=2, max_size=6),
 )
 def test_online_and_round_by_round_the_same_gap_decides(group):
-    """sampled_pairs.choose and the group of a step: one rule."""
+    """sampled_pairs.choose and the groups of an online step follow the same rule."""
     words, scores = zip(*group, strict=True)
     ids_BT = torch.tensor([[1, 7, word] for word in words])
     tokens = Tokens(input_ids_BT=ids_BT, lengths_B=torch.full((len(words),), 3))
@@ -207,7 +207,7 @@ few_examples = hypothesis_settings(max_examples=20)
 
 
 def random_experience(seed: int) -> Experience:
-    """Three prompts of four completions: two ties, one without a reward, one empty, and NaN around the tokens."""
+    """Return three prompts with four completions each: two ties, one unscored, one empty, and NaN around the tokens."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -224,7 +224,7 @@ def random_experience(seed: int) -> Experience:
 
 
 def step(algorithm: OnlineDPO, of: Experience) -> tuple[Tensor, Batch]:
-    """Log-probabilities of the rows of the batch, with gradient, and the batch."""
+    """Return the log-probabilities of the batch's rows, as a leaf that requires a gradient, and the batch."""
     batch = algorithm.to_batch(of)
     assert batch.sampling_logprobs_BT is not None
     return batch.sampling_logprobs_BT.clone().requires_grad_(), batch
@@ -269,7 +269,7 @@ def test_the_order_of_the_rows_and_padding_do_not_matter(algorithm: OnlineDPO, s
 @few_examples
 @given(seed=st.integers(0, 10_000), prompts=st.permutations(range(3)))
 def test_pairs_follow_their_prompts(seed: int, prompts: list[int]):
-    """Prompts in another order give the same pairs of the same completions."""
+    """A different order of the prompts gives the same pairs of completions."""
     of = random_experience(seed)
     rows = [4 * p + g for p in prompts for g in range(4)]
     moved = replace(
@@ -285,7 +285,7 @@ def test_pairs_follow_their_prompts(seed: int, prompts: list[int]):
     assert {(rows[a], rows[b]) for a, b in pairs(algorithm, moved)} == set(pairs(algorithm, of))
 
 
-# In expectation, and where it ends: four answers, drawn from the policy itself, nothing sampled
+# The exact expectation and optimum: all pairs of four answers are enumerated, and nothing is sampled
 
 
 ORDERED = list(product(K, K))
@@ -293,18 +293,19 @@ DRAWN_2N = torch.tensor(ORDERED).T
 
 
 def preferred(kind: str) -> Tensor:
-    """`[K, K]` the probability that the first answer wins: by draws of Bradley-Terry, or for certain."""
+    """Return `[K, K]`, the probability that the first answer wins: Bradley-Terry for "drawn", else 0, 1/2 or 1."""
     ahead_KK = REWARDS[:, None] - REWARDS[None]
     return ahead_KK.sigmoid() if kind == "drawn" else (ahead_KK.sign() + 1) / 2
 
 
 def expected_gradient(algorithm: OnlineDPO, logits_K: Tensor, kind: str) -> Tensor:
-    """`[K]` of the logits: every two answers with their probability, labelled either way with that of the label.
+    """Return `[K]`, the expected gradient of the logits: over all pairs of answers and both labels, with their
+    probabilities.
 
-    Each row belongs to one pair, so that weighing the gradients of rows is weighing those of pairs.
+    Each row belongs to one pair, so weighting the gradients of rows weights those of pairs.
     """
     logprobs_K = logits_K.detach().requires_grad_()
-    both_2M = torch.cat([DRAWN_2N, DRAWN_2N], dim=1)  # the first wins, then the second wins
+    both_2M = torch.cat([DRAWN_2N, DRAWN_2N], dim=1)  # the first answer wins, then the second wins
     first_N, second_N = DRAWN_2N
     wins_N = preferred(kind)[first_N, second_N]
     probability_K = logits_K.softmax(dim=-1)
@@ -323,7 +324,7 @@ def expected_gradient(algorithm: OnlineDPO, logits_K: Tensor, kind: str) -> Tens
 
 
 def closed_form(algorithm: OnlineDPO, logits_K: Tensor, kind: str) -> Tensor:
-    """The gradient of sum_ij sg[p_i p_j] (P_ij f(h_ij) + P_ji f(-h_ij)), written down for all pairs at once."""
+    """Return the gradient of sum_ij sg[p_i p_j] (P_ij f(h_ij) + P_ji f(-h_ij)), in closed form for all pairs."""
     x_K = logits_K.detach().requires_grad_()
     ratio_K = x_K.log_softmax(dim=-1) - REF_LOGPROBS
     gap_KK = ratio_K[:, None] - ratio_K[None]
@@ -349,7 +350,7 @@ def test_the_expected_gradient_is_that_of_the_expected_loss(link: str, kind: str
 
 
 def test_deterministic_labels_of_the_reward_itself_give_the_same_gradient():
-    """The steps of a run: rewards are the answers' own, ties are skipped and one pair is one step."""
+    """A run's steps have this form: the rewards are the answers' own, ties are skipped, and each pair is one step."""
     algorithm = OnlineDPO(beta=0.7)
     x_K = torch.tensor([0.3, -0.8, 0.1, 0.9], dtype=torch.float64).requires_grad_()
     logprobs_K, expected = x_K.log_softmax(dim=-1), torch.zeros((), dtype=torch.float64)
@@ -366,7 +367,7 @@ def test_deterministic_labels_of_the_reward_itself_give_the_same_gradient():
 
 
 def followed(algorithm: OnlineDPO, kind: str, steps: int, size: float) -> Tensor:
-    """`[K]` the policy after so many steps along the expected gradient, each taken from the policy of the moment."""
+    """Return `[K]`, the policy after `steps` steps along the expected gradient, each taken from the current policy."""
     logits_K = REF_LOGPROBS.clone()
     for _ in range(steps):
         logits_K = logits_K - size * expected_gradient(algorithm, logits_K, kind)
@@ -376,7 +377,7 @@ def followed(algorithm: OnlineDPO, kind: str, steps: int, size: float) -> Tensor
 @pytest.mark.slow
 @catalogue("beta", [0.5, 1.0])
 def test_with_drawn_labels_it_ends_at_the_reference_tilted_by_the_reward(beta: float):
-    """Which pairs are drawn changes with the policy; where no pair pulls any more does not."""
+    """The drawn pairs change with the policy, but the point at which no pair pulls any more does not."""
     expected_K = (REF_LOGPROBS + REWARDS / beta).softmax(dim=-1)
     assert total_variation(followed(OnlineDPO(beta=beta), "drawn", 1500, 8 / beta**2), expected_K) < 1e-4
 
@@ -399,7 +400,7 @@ def test_with_labels_that_are_certain_dpo_goes_on_towards_the_best_answer():
     assert at[2] > 0.95
 
 
-# What the rollout table says
+# What the rollout table shows
 
 
 @catalogue(

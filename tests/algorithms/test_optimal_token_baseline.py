@@ -1,4 +1,4 @@
-"""The optimal token baseline (arXiv:2602.07078): hand-computed, against its definition in loops, and in a run."""
+"""The optimal token baseline (arXiv:2602.07078): by hand, compared with its definition in loops, and in a run."""
 
 import pytest
 import torch
@@ -15,7 +15,8 @@ OTB = ComposedPolicyGradient(baseline="optimal_token", normalisation="none", kl=
 
 
 def two_answers(rewards: list[float], token_rewards_BT: Tensor | None = None) -> Experience:
-    """Of two and three tokens: w = [0.5, 0.8] and [0.08, 0.5, 0.5], so that W = [0.5, 1.3] and [0.08, 0.58, 1.08]."""
+    """Return answers of two and three tokens. w = [0.5, 0.8], [0.08, 0.5, 0.5] and W = [0.5, 1.3], [0.08, 0.58,
+    1.08]."""
     probs_BT = torch.tensor([[0.5, 0.25, 0.0], [0.8, 0.5, 0.5]], dtype=torch.float64)
     return Experience.from_rewards(
         torch.tensor([rewards], dtype=torch.float64),
@@ -31,21 +32,21 @@ def advantages(*given, **more) -> list[list[float]]:
 
 
 def test_worked_advantages():
-    """Baselines 0.5 / 0.58 and 1.3 / 1.88; the third token has none to be compared with: 0."""
+    """The baselines are 0.5 / 0.58 and 1.3 / 1.88. No other answer has a third token, so its baseline is 0."""
     first, second = advantages([1.0, 0.0])
     assert first == pytest.approx([1 - 0.8620689655, 1 - 0.6914893617, 0])
     assert second == pytest.approx([-0.8620689655, -0.6914893617, 0])
 
 
 def test_the_end_of_the_longest_answer_has_its_return():
-    """Baselines 0.08 / 0.58 and 0.58 / 1.88."""
+    """The baselines are 0.08 / 0.58 and 0.58 / 1.88."""
     first, second = advantages([0.0, 1.0])
     assert first == pytest.approx([-0.1379310345, -0.3085106383, 0])
     assert second == pytest.approx([0.8620689655, 0.6914893617, 1])
 
 
 def test_rewards_of_tokens_count_from_their_token_on():
-    """Returns [1.2, 1] and [0.3, 0.3, 0.3]: baselines (0.5 * 1.2 + 0.08 * 0.3) / 0.58, (1.3 + 0.58 * 0.3) / 1.88."""
+    """Returns [1.2, 1], [0.3, 0.3, 0.3] give baselines (0.5 * 1.2 + 0.08 * 0.3) / 0.58, (1.3 + 0.58 * 0.3) / 1.88."""
     rewards_BT = torch.tensor([[0.2, 0.0, 9.0], [0.0, 0.0, 0.3]], dtype=torch.float64)
     first, second = advantages([1.0, 0.0], token_rewards_BT=rewards_BT)
     assert first == pytest.approx([1.2 - 1.0758620690, 1 - 0.7840425532, 0])
@@ -62,7 +63,7 @@ def test_an_answer_without_a_reward_is_in_no_baseline():
 
 @catalogue("seed", range(5))
 def test_it_is_the_weighted_mean_of_the_returns_of_those_that_have_such_a_token(seed: int):
-    """Tokens are counted within their completion, whatever stands between them; the weighted errors sum to 0."""
+    """Positions count only tokens of the completion, whatever is between them. The weighted errors sum to 0."""
     generator = torch.Generator().manual_seed(seed)
     rows, columns, group = 8, 9, 4
     returns_BT, probs_BT, extra_BT = torch.rand(3, rows, columns, generator=generator, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""ORPO: worked numbers, and odds of answers that are certain or hopeless."""
+"""ORPO: worked numbers, and the odds of answers whose probability is 1 or nearly 0."""
 
 import pytest
 import torch
@@ -37,7 +37,7 @@ def test_certain_and_hopeless_answers_stay_finite(dtype, chosen, rejected):
 
 
 def test_beyond_certain_only_the_likelihood_has_a_gradient():
-    """-1 of the chosen token; the odds are held at a = -1e-7."""
+    """The gradient is -1 on the chosen token. The odds are clamped at a = -1e-7."""
     step = PairFixture([-1e-9], [-3.0], [0], [0], [1], [1]).evaluate(ORPO())
     assert step.gradient_BT[0, 1].item() == -1
 

@@ -20,7 +20,7 @@ def answers(n: int, c: int, dtype: torch.dtype = torch.float64) -> Experience:
 
 @pytest.mark.parametrize(("dtype", "rtol"), [(torch.float64, 1e-5), (torch.float32, 1e-5)])
 def test_worked_advantages(dtype: torch.dtype, rtol: float):
-    """n = 8, c = 3, k = 4; printed for epsilon 0, which is exact in tests/functional/test_baselines.py."""
+    """n = 8, c = 3, k = 4. The numbers are for epsilon 0, which tests/functional/test_baselines.py checks exactly."""
     expected = torch.tensor([0.2773500981] * 3 + [-0.1664100589] * 5, dtype=dtype)
     torch.testing.assert_close(PassAtK(k=4).advantages(answers(8, 3, dtype)).flatten(), expected, rtol=rtol, atol=0)
 
@@ -54,7 +54,7 @@ def test_correct_is_what_reaches_the_mark():
 
 
 def test_worked_loss(t):
-    """Token ratios clipped at 0.2, mean over all tokens."""
+    """Token ratios are clipped at 0.2, and the loss is the mean over all tokens."""
     loss, _ = PassAtK().loss(t.logprobs_BT, t.batch(), t.totals)
     assert loss.item() == pytest.approx(0.146589988, rel=1e-8)
 
@@ -62,7 +62,7 @@ def test_worked_loss(t):
 def test_more_answers_than_the_group_has_are_refused():
     with pytest.raises(ConfigError, match=r"(?s)group_size = 8, but pass_at_k.*at least 16.*sampling.group_size = 16"):
         PassAtK(k=16).advantages(answers(8, 3))
-    assert PassAtK(k=16).group_size_needed == 17, "of 16 answers there is one subset of 16: nothing would be learnt"
+    assert PassAtK(k=16).group_size_needed == 17, "16 answers have only one subset of 16, so nothing would be learned"
     assert PassAtK(k=1).group_size_needed == 2
 
 

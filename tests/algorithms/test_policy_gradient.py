@@ -1,4 +1,4 @@
-"""The open composition: worked numbers of choices that no named algorithm makes, and the combinations it refuses."""
+"""The open composition: worked numbers for choices that no named algorithm makes, and refused combinations."""
 
 from dataclasses import fields, replace
 
@@ -52,7 +52,7 @@ def learnt(t, algorithm: PolicyGradient, batch: Batch | None = None) -> tuple[fl
 
 
 def test_worked_lite_ppo(rewards_PG):
-    """The group's mean, and the standard deviation of the batch, 0.4185110693; here with 1e-4 added."""
+    """The mean is the group's, the standard deviation the batch's, 0.4185110693. This row adds 1e-4, LitePPO 1e-6."""
     expected = [
         [1.194426131, -1.194426131, -1.194426131, 1.194426131],
         [-0.7166556787, 0.9555409049, 0, -0.2388852262],
@@ -67,7 +67,7 @@ def test_worked_lite_ppo(rewards_PG):
 
 
 def test_worked_opo(rewards_PG, lengths_PG):
-    """Baselines 0.4, 0.475 and 1: the rewards weighted with the lengths."""
+    """The baselines are 0.4, 0.475 and 1: the mean of the rewards, weighted by the lengths."""
     experience = of_length(rewards_PG, lengths_PG)
     expected = [[0.6, -0.4, -0.4, 0.6], [-0.275, 0.425, 0.025, -0.075], [0, 0, 0, 0]]
     advantages_PG = OPO().advantages(experience)[:, 0].reshape(3, 4)
@@ -75,7 +75,7 @@ def test_worked_opo(rewards_PG, lengths_PG):
 
 
 def test_worked_gpg(rewards_PG):
-    """Two of twelve rewards are 0: the centred rewards times 12 / 10."""
+    """Two of the twelve rewards are 0, so the centred rewards are multiplied by 12 / 10."""
     expected = [[0.6, -0.6, -0.6, 0.6], [-0.36, 0.48, 0, -0.12], [0, 0, 0, 0]]
     advantages_PG = GPG().advantages(one_token_each(rewards_PG)).reshape(3, 4)
     torch.testing.assert_close(advantages_PG, torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-12)
@@ -132,7 +132,7 @@ def test_a_masked_completion_counts_only_on_request(t, aggregation, given, count
 
 
 def test_the_mean_per_prompt_weighs_prompts_alike_and_their_tokens_alike(t):
-    """Rows 0 and 1 answer one prompt with 5 tokens, rows 2 and 3 another with 5: then it is the mean over tokens."""
+    """Rows 0 and 1 answer one prompt with 5 tokens, rows 2 and 3 another. It then equals the mean over tokens."""
     even = replace(t.batch(), groups_B=torch.tensor([0, 0, 1, 1]))
     assert learnt(t, ComposedPolicyGradient(aggregation="prompt_mean"), even)[0] == pytest.approx(0.146589988, rel=1e-8)
     uneven = replace(t.batch(), groups_B=torch.tensor([7, 3, 7, 7]))
@@ -146,7 +146,7 @@ def test_the_mean_per_prompt_weighs_prompts_alike_and_their_tokens_alike(t):
 
 
 def at_start(t) -> Batch:
-    """The policy has not moved: every ratio is 1."""
+    """Return a batch for which the policy has not moved: every ratio is 1."""
     return replace(t.batch(), old_logprobs_BT=None)
 
 
@@ -180,7 +180,7 @@ def test_gspo_token_is_gspo_where_a_completion_has_one_advantage(t):
 
 @pytest.mark.parametrize("bound", [1.3, 1.5, 3.0, 4.0])
 def test_trls_two_sided_clip_is_the_dual_clip(t, bound: float):
-    """TRL holds the ratio below delta in the branch that is not clipped; delta is above 1 + clip_high."""
+    """TRL caps the ratio at delta in the branch that is not clipped. delta is above 1 + clip_high."""
     logprobs_BT, mask_BT, advantages_BT = t.logprobs_BT, t.mask_BT, t.advantages_BT
     ratio_BT = torch.where(mask_BT, logprobs_BT - t.old_BT, 0.0).exp()
     two_sided_BT = -torch.minimum(ratio_BT.clamp(max=bound) * advantages_BT, ratio_BT.clamp(0.8, 1.2) * advantages_BT)
@@ -197,7 +197,7 @@ def test_reinforce_plus_plus_baseline_without_whitening_is_dr_grpo(rewards_PG):
 
 
 def test_the_gradient_of_kimi_k2_is_2_tau_times_that_of_k15(t):
-    """-2 tau times the ascent direction, that is 2 tau times the gradient of the loss."""
+    """It is -2 tau times the ascent direction, and so 2 tau times the gradient of the loss."""
     k15, k2 = (learnt(t, cls(tau=0.7))[1] for cls in (KimiK15, KimiK2))
     torch.testing.assert_close(k2, 2 * 0.7 * k15, rtol=1e-10, atol=1e-14)
 
@@ -243,7 +243,7 @@ PARAMETERS = [name for name in Parameters.__annotations__ if name not in READ_BY
 
 @catalogue("name", PARAMETERS)
 def test_a_parameter_that_nothing_reads_is_refused(name: str):
-    """In the first of these compositions that does not read it."""
+    """The test takes the first of these compositions that does not read the parameter."""
     beside, value = SETTINGS[name]
     some = [{"aggregation": "token_mean"}, *(beside for beside, _ in SETTINGS.values())]
     unread = next(b for b in some if name not in b and name not in ComposedPolicyGradient(**b).values)

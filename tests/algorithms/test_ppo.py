@@ -1,4 +1,4 @@
-"""PPO: worked numbers from the reward to the loss, the first update, adaptive KL, shaping, and what it refuses."""
+"""PPO: worked numbers from the reward to the loss, the first update, adaptive KL, reward shaping, and refusals."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def row(*numbers: float) -> Tensor:
 
 
 def one_answer(score: float = 1.5, **changes: Tensor | None) -> Experience:
-    """Four tokens, a score of 1.5, a critic and a reference."""
+    """Return one answer of four tokens with a score of 1.5, a critic's values and a reference."""
     experience = Experience.from_rewards(
         torch.tensor([[score]], dtype=torch.float64),
         completion_mask_BT=torch.ones(1, 4),
@@ -65,7 +65,7 @@ def test_worked_advantages_and_returns(settings: dict, advantages: list[float]):
     if not settings.get("whiten_advantages", False):
         assert_printed(batch.returns_BT, (row(*advantages) + row(0.2, 0.5, 0.4, 0.9))[0].tolist())
     else:
-        assert_printed(batch.returns_BT, RETURNS)  # of the advantages before whitening
+        assert_printed(batch.returns_BT, RETURNS)  # computed from the advantages before whitening
 
 
 def test_worked_advantages_in_float32():
@@ -79,7 +79,7 @@ def test_tool_output_is_skipped():
     experience = Experience.from_rewards(
         torch.tensor([[1.4]], dtype=torch.float64),
         completion_mask_BT=torch.tensor([[1, 1, 0, 0, 1]]),
-        old_logprobs_BT=row(0.01, -0.02, NAN, NAN, 0.0),  # a KL of 1 * k1 gives the token rewards -0.01, 0.02 and 1.4
+        old_logprobs_BT=row(0.01, -0.02, NAN, NAN, 0.0),  # a KL of 1 * k1 gives token rewards -0.01, 0.02, 1.4
         ref_logprobs_BT=row(0.0, 0.0, NAN, NAN, 0.0),
         values_BT=row(0.2, 0.5, NAN, NAN, 0.9),
     )
@@ -88,7 +88,7 @@ def test_tool_output_is_skipped():
 
 
 def test_whitened_rewards_keep_their_mean():
-    """Token rewards 0 and 1: mean 1/2 and std 1/sqrt(2), so they become 1/2 -+ 1/sqrt(2)."""
+    """Token rewards 0 and 1 have mean 1/2 and std 1/sqrt(2), so they become 1/2 -+ 1/sqrt(2)."""
     experience = Experience.from_rewards(
         torch.tensor([[1.0]], dtype=torch.float64), completion_mask_BT=torch.ones(1, 2), values_BT=row(0, 0)
     )
@@ -145,14 +145,16 @@ def test_each_estimator_of_the_kl_in_the_reward(estimator, penalty: float):
     assert batch.returns_BT is not None
     assert batch.returns_BT[0, 0].item() == pytest.approx(1.5 - penalty, rel=1e-8)
     _, metrics = algorithm.loss(Outputs(row(0, 0, 0, 0), values_BT=row(0, 0, 0, 0)), batch, count_totals(batch))
-    assert float(metrics["objective/kl"]) == pytest.approx(penalty, rel=1e-8), "per completion, before its weight"
+    assert float(metrics["objective/kl"]) == pytest.approx(penalty, rel=1e-8), (
+        "the KL per completion, before its weight"
+    )
 
 
 # Policy loss
 
 
 def test_worked_policy_loss_and_gradient(t, assert_ragged):
-    """Plain tensors without a critic anywhere: the policy's part alone."""
+    """Plain tensors without a critic give only the policy's part of the loss."""
     logprobs_BT = t.logprobs_BT
     loss, _ = PPO().loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -183,7 +185,7 @@ def test_a_masked_completion_leaves_loss_and_denominator(t):
 
 @catalogue("with_old", [True, False])
 def test_in_the_first_update_exactly_nothing_is_clipped(t, with_old: bool):
-    """And the loss of the policy is minus the mean advantage, its gradient the plain policy gradient."""
+    """The policy's loss is then minus the mean advantage, and its gradient the plain policy gradient."""
     logprobs_BT = t.logprobs_BT
     batch = replace(t.batch(), old_logprobs_BT=logprobs_BT.detach() if with_old else None)
     loss, metrics = PPO(clip_low=0.0, clip_high=0.0).loss(logprobs_BT, batch, t.totals)
@@ -220,7 +222,7 @@ def test_worked_value_loss(value_clip: float | None, loss: float, fraction: floa
 
 
 def test_a_batch_without_returns_gets_the_same_from_its_own_rows():
-    """Built by hand from experience and advantages; also row by row, since returns belong to their row."""
+    """The batch is built by hand from experience and advantages. Single rows agree, too: returns belong to rows."""
     rewards_PG = torch.tensor([[1.0, -3.0], [0.5, 2.0]], dtype=torch.float64)
     torch.manual_seed(0)
     experience = Experience.from_rewards(
@@ -252,7 +254,7 @@ def test_a_batch_without_returns_gets_the_same_from_its_own_rows():
 
 
 def explained_variance(returns: list[float], values: list[float]) -> float:
-    """Through the loss: rewards of 0 apart from the return, a critic that said `values`."""
+    """Compute it through the loss, with the given returns and a critic that predicts `values`."""
     mask_BT = torch.ones(1, len(returns), dtype=torch.bool)
     batch = Batch(
         completion_mask_BT=mask_BT,
@@ -271,7 +273,9 @@ def test_explained_variance():
     assert explained_variance([1, 2, 3, 4], [1, 2, 3, 4]) == 1
     assert explained_variance([1, 2, 3, 4], [7, 7, 7, 7]) == pytest.approx(0)
     assert explained_variance([1, 2, 3, 4], [4, 3, 2, 1]) < 0
-    assert torch.tensor(explained_variance([2, 2, 2], [1, 2, 3])).isnan(), "of constant returns nothing is explained"
+    assert torch.tensor(explained_variance([2, 2, 2], [1, 2, 3])).isnan(), (
+        "constant returns have no variance to explain"
+    )
 
 
 def test_explained_variance_is_that_of_the_step_and_no_mean_over_its_parts():
@@ -288,7 +292,7 @@ def test_explained_variance_is_that_of_the_step_and_no_mean_over_its_parts():
 
 @catalogue("kl, expected", [(9.0, 0.202048), (5.7, 0.199488)])
 def test_worked_adaptive_coefficient(kl: float, expected: float):
-    """512 completions of two tokens, the KL of each of which is half of `kl`."""
+    """There are 512 completions of two tokens. The KL of each token is half of `kl`."""
     experience = Experience.from_rewards(
         torch.zeros(64, 8),
         completion_mask_BT=torch.ones(512, 2),
@@ -316,7 +320,7 @@ def test_a_step_without_trained_completions_leaves_the_coefficient():
     assert PPO().initial_state() is None
 
 
-# What is asked for, and what is refused
+# What it requests, and what it refuses
 
 
 def test_no_weight_no_reference():
@@ -363,7 +367,7 @@ def test_a_penalty_for_truncation_needs_to_know_it():
 
 
 def dense(**changes: object) -> Experience:
-    """Three tokens with rewards 0.5, -1 and 0.25 of their own and 2 for the whole."""
+    """Return three tokens with their own rewards 0.5, -1 and 0.25, and a reward of 2 for the whole completion."""
     given: dict[str, object] = {
         "completion_mask_BT": torch.ones(1, 3),
         "values_BT": torch.tensor([[0.1, 0.2, 0.3]], dtype=torch.float64),
@@ -373,7 +377,7 @@ def dense(**changes: object) -> Experience:
 
 
 def test_rewards_of_tokens_enter_the_returns_of_ppo():
-    """Undiscounted returns are 1.75, 1.25 and 2.25; with lambda = 1 the advantage is return minus value."""
+    """Undiscounted returns are 1.75, 1.25 and 2.25. With lambda = 1 the advantage is the return minus the value."""
     plain = PPO(kl_coef=0.0, gae_lambda=1.0, whiten_advantages=False)
     batch = plain.to_batch(dense())
     assert batch.returns_BT is not None

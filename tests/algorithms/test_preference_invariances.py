@@ -1,6 +1,6 @@
-"""What must not matter does not matter, for every preference loss: padding, splits, order, and what a mask hides.
+"""Invariances of every preference loss: padding, splits, order, and values hidden by a mask change nothing.
 
-Also: gradients agree with finite differences, every setting changes what is learnt, every card is complete.
+In addition, gradients agree with finite differences, every setting changes what is learned, and every card is complete.
 """
 
 import pickle
@@ -55,7 +55,7 @@ seeds = st.integers(0, 10_000)
 
 
 def whole_step(algorithm: Algorithm, seed: int = 0) -> tuple[Tensor, Batch]:
-    """Log-probabilities and the prepared batch of one optimizer step."""
+    """Return the log-probabilities and the prepared batch of one optimizer step."""
     logprobs_BT, batch = random_step(algorithm.data_kind, seed)
     return logprobs_BT, algorithm.prepare(batch)
 
@@ -92,7 +92,7 @@ def test_any_split_by_units_sums_to_the_same_loss_gradient_and_metrics(algorithm
 @few_examples
 @given(seed=seeds, order=st.permutations(range(12)))
 def test_the_order_of_rows_does_not_matter(algorithm: Algorithm, seed: int, order: list[int]):
-    """Neither before nor after what couples the rows was computed."""
+    """This holds for a permutation before `prepare` and for one after it."""
     logprobs_BT, batch = random_step(algorithm.data_kind, seed)
     expected = evaluate(algorithm, logprobs_BT, algorithm.prepare(batch))
     moved_BT = logprobs_BT.detach()[order].requires_grad_()
@@ -134,7 +134,7 @@ def test_padding_columns_change_nothing(algorithm: Algorithm):
 
 @every_variant
 def test_a_unit_with_an_empty_row_changes_nothing(algorithm: Algorithm):
-    """It is as if it were not there, before `prepare` and in every denominator."""
+    """The unit counts nowhere, neither in `prepare` nor in any denominator."""
     logprobs_BT, batch = random_step(algorithm.data_kind, 0)
     trained_B = batch.completion_mask_BT.any(dim=-1).tolist()
     kept = [row for unit in batch.units if all(trained_B[row] for row in unit) for row in unit]
@@ -200,7 +200,7 @@ def test_a_log_ratio_of_100_per_token_stays_finite(algorithm: Algorithm, differe
 
 @every_variant
 def test_gradients_agree_with_finite_differences(algorithm: Algorithm):
-    """Of the prepared loss: what `prepare` computed is a constant."""
+    """This is the gradient of the prepared loss: the results of `prepare` are constants."""
     logprobs_BT, batch = whole_step(algorithm, 1)
     gradient_BT, totals = evaluate(algorithm, logprobs_BT, batch).gradient_BT, count_totals(batch)
     scale = gradient_BT.abs().max().item()
@@ -216,7 +216,7 @@ def test_gradients_agree_with_finite_differences(algorithm: Algorithm):
 
 @pytest.mark.parametrize("comparison", ["paired", "unpaired"])
 def test_sorting_has_the_gradient_of_the_sorted_loss(comparison: str):
-    """A small step does not change who is matched with whom: also the loss that sorts anew agrees."""
+    """A small step does not change the matching, so the loss that sorts again agrees, too."""
     algorithm = PREFERENCE_ALGORITHMS["aot"](comparison=comparison)
     logprobs_BT, batch = random_step("pairs", 1)
     unprepared = replace(batch, current_logprobs_BT=None)
@@ -322,7 +322,7 @@ def test_each_logged_metric_has_a_formula_and_each_formula_is_logged(cls: type[A
 
 
 def test_a_sum_per_answer_in_place_of_its_tokens_is_refused():
-    """It would be broadcast over the tokens, to another loss."""
+    """Broadcast over the tokens it would give a different loss."""
     mask_BT = torch.ones(4, 3, dtype=torch.bool)
     whole_BT = -torch.ones(4, 3)
     for build in (Batch.from_pairs, lambda mask, ref: Batch.from_labels(mask, torch.ones(4), ref)):

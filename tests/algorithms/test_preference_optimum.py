@@ -1,8 +1,8 @@
-"""Where preference losses lead, exactly: their minimum over every policy on four answers, in float64.
+"""The exact optimum of preference losses: their minimum over every policy on four answers, in float64.
 
-Answers of different length have rewards log 1, log 3, log 5, log 7, so that Bradley-Terry preferences are fractions:
-p(i > j) = w_i / (w_i + w_j). The data hold each ordered pair exactly as often as that probability says; nothing is
-sampled. A policy is a vector of logits over the answers; an answer's log-probability is spread over its tokens.
+Answers of different length have rewards log 1, log 3, log 5, log 7, so Bradley-Terry preferences are fractions: p(i >
+j) = w_i / (w_i + w_j). The data hold each ordered pair in exact proportion to that probability, and nothing is sampled.
+A policy is a vector of logits over the answers. An answer's log-probability is spread over its tokens.
 """
 
 import math
@@ -28,7 +28,7 @@ WORTH = (1, 3, 5, 7)
 LENGTHS = (2, 4, 1, 3)
 REFERENCE = (0.4, 0.1, 0.2, 0.3)
 COMMON = 120
-"""A multiple of every w_i + w_j: how often each pair of answers is compared."""
+"""Number of comparisons of each pair of answers. It is a multiple of every w_i + w_j."""
 K = range(4)
 ANSWERS = torch.tensor(LENGTHS, dtype=torch.float64)
 REWARDS = torch.tensor(WORTH, dtype=torch.float64).log()
@@ -36,13 +36,13 @@ REF_LOGPROBS = torch.tensor(REFERENCE, dtype=torch.float64).log()
 
 
 def wins(i: int, j: int) -> int:
-    """How often answer i is preferred to answer j in COMMON comparisons."""
+    """Return how often answer i is preferred to answer j in COMMON comparisons."""
     return COMMON * WORTH[i] // (WORTH[i] + WORTH[j])
 
 
 def comparisons(drawn: tuple[int, ...] = (1, 1, 1, 1), wrong_in_10: int = 0) -> Tensor:
-    """`[2, N]` answers, chosen and rejected, of every comparison: answers are drawn with these relative frequencies,
-    and that many of ten labels are the wrong way round."""
+    """Return `[2, N]`, the chosen and rejected answers of every comparison. `drawn` holds the relative frequencies of
+    the answers, and `wrong_in_10` the number of reversed labels out of ten."""
     found = []
     for i, j in product(K, K):
         if i != j:
@@ -52,13 +52,13 @@ def comparisons(drawn: tuple[int, ...] = (1, 1, 1, 1), wrong_in_10: int = 0) -> 
 
 
 def token_logprobs(logprobs_K: Tensor, rows_B: Tensor) -> Tensor:
-    """`[B, T]` the log-probability of each answer, in equal parts on its tokens."""
+    """Return `[B, T]`, the log-probability of each answer, spread equally over its tokens."""
     mask_KT = torch.arange(max(LENGTHS)) < ANSWERS[:, None]
     return torch.where(mask_KT, (logprobs_K / ANSWERS)[:, None], torch.nan)[rows_B]
 
 
 def minimum(loss_of: Callable[[Tensor], Tensor]) -> Tensor:
-    """`[K]` probabilities that minimise a loss of log-probabilities, from the reference on."""
+    """Return `[K]`, the probabilities that minimise a loss of log-probabilities. The search starts at the reference."""
     logits_K = REF_LOGPROBS.clone().requires_grad_()
     optimizer = torch.optim.LBFGS(
         [logits_K], max_iter=1000, tolerance_grad=1e-11, tolerance_change=1e-16, line_search_fn="strong_wolfe"
@@ -75,7 +75,7 @@ def minimum(loss_of: Callable[[Tensor], Tensor]) -> Tensor:
 
 
 def trained(algorithm: Algorithm, pairs_2N: Tensor) -> Tensor:
-    """`[K]` the policy of least loss over these comparisons, each step being all of them."""
+    """Return `[K]`, the policy with the smallest loss over these comparisons. Each step uses all of them."""
     rows_B = pairs_2N.flatten()
     ref_BT = token_logprobs(REF_LOGPROBS, rows_B)
     batch = Batch.from_pairs(~ref_BT.isnan(), ref_BT)
@@ -88,7 +88,7 @@ def total_variation(p_K: Tensor, q_K: Tensor) -> float:
 
 
 def normalised_by_length(per_token_K: Tensor) -> Tensor:
-    """`[K]` exp(|y| (x + c)) with the c that makes it sum to 1, by bisection: the sum rises with c."""
+    """Return `[K]`, exp(|y| (x + c)), where c makes it sum to 1. The sum rises with c, so bisection finds it."""
     low, high = -100.0, 100.0
     for _ in range(200):
         middle = (low + high) / 2
@@ -111,7 +111,7 @@ def test_which_answers_were_compared_how_often_does_not_matter_to_dpo():
 
 
 def test_robust_dpo_finds_the_same_policy_from_noisy_labels():
-    """Every tenth label is wrong; DPO itself ends elsewhere."""
+    """Every tenth label is wrong. DPO itself ends elsewhere."""
     expected_K = (REF_LOGPROBS + REWARDS).softmax(dim=-1)
     noisy = comparisons(wrong_in_10=1)
     assert total_variation(trained(RobustDPO(beta=1, label_smoothing=0.1), noisy), expected_K) < 1e-6
@@ -119,7 +119,7 @@ def test_robust_dpo_finds_the_same_policy_from_noisy_labels():
 
 
 def test_length_normalised_dpo_tilts_by_the_reward_per_token():
-    """log-ratio / |y| = reward / beta + c."""
+    """The optimum has log-ratio / |y| = reward / beta + c."""
     expected_K = normalised_by_length(REWARDS / 2 + REF_LOGPROBS / ANSWERS)
     assert total_variation(trained(LengthNormalizedDPO(beta=2), comparisons()), expected_K) < 1e-6
 
@@ -127,7 +127,7 @@ def test_length_normalised_dpo_tilts_by_the_reward_per_token():
 @catalogue("tau", [0.1, 0.5])
 @catalogue("drawn", [(1, 1, 1, 1), (1, 2, 3, 1)])
 def test_ipo_with_sums_tilts_by_the_win_rate_against_who_is_drawn(tau: float, drawn: tuple[int, ...]):
-    """pi = reference * exp(p(y > mu) / tau) / Z, for pairs drawn from mu; an answer beats itself half the time."""
+    """pi = reference * exp(p(y > mu) / tau) / Z for pairs drawn from mu. An answer beats itself half the time."""
     mu_K = torch.tensor(drawn, dtype=torch.float64) / sum(drawn)
     win_rate_K = torch.sigmoid(REWARDS[:, None] - REWARDS) @ mu_K
     expected_K = (REF_LOGPROBS + win_rate_K / tau).softmax(dim=-1)
@@ -136,7 +136,7 @@ def test_ipo_with_sums_tilts_by_the_win_rate_against_who_is_drawn(tau: float, dr
 
 
 def test_ipo_with_averages_has_another_optimum():
-    """The same win rate per token: log-ratio / |y| = p(y > mu) / tau + c."""
+    """The optimum tilts by the same win rate per token: log-ratio / |y| = p(y > mu) / tau + c."""
     win_rate_K = torch.sigmoid(REWARDS[:, None] - REWARDS).mean(dim=-1)
     expected_K = normalised_by_length(win_rate_K / 0.5 + REF_LOGPROBS / ANSWERS)
     found_K = trained(IPO(tau=0.5, length_average=True), comparisons())
@@ -154,7 +154,7 @@ def test_cpo_without_likelihood_knows_the_reward_only():
 
 @catalogue("beta", [1.0, 2.5])
 def test_simpo_without_a_target_has_the_reward_per_token(beta: float):
-    """pi = exp(|y| (reward / beta + c)), c such that it sums to 1."""
+    """pi = exp(|y| (reward / beta + c)), where c makes it sum to 1."""
     found_K = trained(SimPO(beta=beta, gamma=0), comparisons())
     assert total_variation(found_K, normalised_by_length(REWARDS / beta)) < 1e-6
 
@@ -168,8 +168,8 @@ def sigmoid(x: float) -> float:
 
 
 def simpo_by_coordinates(beta: float, gamma: float) -> Tensor:
-    """The minimum of sum_ij p(i > j) log(1 + exp(gamma - beta (a_i - a_j))), convex in a: one a at a time, by bisection
-    on its derivative. It fixes a but for a constant, which makes the probabilities exp(|y| a) sum to 1."""
+    """Return the minimum of sum_ij p(i > j) log(1 + exp(gamma - beta (a_i - a_j))). It is convex in a: find one a at a
+    time by bisecting its derivative. A constant remains, for which the probabilities exp(|y| a) sum to 1."""
     a = [0.0] * 4
 
     def slope(i: int, value: float) -> float:
@@ -198,7 +198,7 @@ def test_simpo_with_a_target_has_the_minimum_of_its_convex_problem(gamma: float)
 
 
 def orpo_objective(p: list[float], weight: float, per_token: bool) -> float:
-    """Likelihood and odds ratio written out, for the probabilities of the four answers."""
+    """Return likelihood plus odds ratio, written out for the probabilities of the four answers."""
     mean = [math.log(p[k]) / LENGTHS[k] for k in K]
     odds = [m - math.log(-math.expm1(m)) for m in mean]
     pairs = [(i, j, wins(i, j)) for i, j in product(K, K) if i != j]
@@ -208,7 +208,7 @@ def orpo_objective(p: list[float], weight: float, per_token: bool) -> float:
 
 
 def by_pattern_search(objective: Callable[[list[float]], float]) -> Tensor:
-    """Its minimum over probabilities, without derivatives: steps along each axis that halve where none helps."""
+    """Minimise over probabilities without derivatives: step along each axis, and halve the step if no axis helps."""
 
     def probabilities(u: list[float]) -> list[float]:
         total = sum(math.exp(x) for x in [0.0, *u])
@@ -241,14 +241,14 @@ DESIRABLE_IN_10 = (9, 7, 5, 3)
 
 
 def trained_on_labels(algorithm: KTO, steps: int, learning_rate: float) -> Tensor:
-    """`[K]` the policy after gradient descent on ten labels of each answer, z0 from mismatched rows of each step."""
+    """Return `[K]`, the policy after gradient descent on ten labels per answer, with z0 from mismatched rows."""
     rows_B = torch.arange(4).repeat_interleave(10)
     labels_B = torch.tensor([k < n for n in DESIRABLE_IN_10 for k in range(10)])
     ref_BT = token_logprobs(REF_LOGPROBS, rows_B)
     logits_K = REF_LOGPROBS.clone().requires_grad_()
     for _ in range(steps):
         logprobs_K = logits_K.log_softmax(dim=-1)
-        mismatched_B = (logprobs_K - REF_LOGPROBS).detach()[rows_B].roll(-1)  # the answer of the next row
+        mismatched_B = (logprobs_K - REF_LOGPROBS).detach()[rows_B].roll(-1)  # each row gets the answer of the next row
         batch = algorithm.prepare(Batch.from_labels(~ref_BT.isnan(), labels_B, ref_BT, mismatched_B))
         loss, _ = algorithm.loss(token_logprobs(logprobs_K, rows_B), batch, count_totals(batch))
         (gradient_K,) = torch.autograd.grad(loss, logits_K)
@@ -261,9 +261,10 @@ def trained_on_labels(algorithm: KTO, steps: int, learning_rate: float) -> Tenso
     [(1.0, 1.5, [True, True, False, False]), (1.0, 1.0, [True, True, None, False]), (3.0, 1.0, [True] * 4)],
 )
 def test_kto_leaves_no_mass_where_undesirable_labels_outweigh(desirable, undesirable, keeps):
-    """An answer of which p are desirable vanishes where desirable * p < undesirable * (1 - p): a vote, no proportion.
+    """An answer with a share p of desirable labels vanishes if desirable * p < undesirable * (1 - p). KTO thus takes a
+    majority vote, and does not match proportions.
 
-    (Where both sides are equal nothing pulls on it: None.)
+    If both sides are equal, nothing pulls on the answer: None.
     """
     algorithm = KTO(beta=0.1, desirable_weight=desirable, undesirable_weight=undesirable)
     shorter, longer = (trained_on_labels(algorithm, steps, learning_rate=100) for steps in (300, 1200))
@@ -272,6 +273,6 @@ def test_kto_leaves_no_mass_where_undesirable_labels_outweigh(desirable, undesir
         assert keep is None or keep == (desirable * share >= undesirable * (1 - share))
         if keep is False:
             assert longer[k] < 1e-4
-            assert longer[k] < shorter[k] / 3  # and goes on falling
+            assert longer[k] < shorter[k] / 3  # and it keeps falling
         elif keep:
             assert longer[k] > 0.01

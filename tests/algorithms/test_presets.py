@@ -1,4 +1,4 @@
-"""Presets that carry a run over from another library: that library's numbers, through the config."""
+"""Presets that carry a run over from another library reproduce that library's numbers through the config."""
 
 from dataclasses import replace
 
@@ -29,7 +29,7 @@ def preset(name: str, **settings) -> PolicyGradient:
 
 
 def advantages(algorithm, rewards_PG: Tensor) -> Tensor:
-    """KL switched off: one token per completion."""
+    """Return the advantages without KL, for one token per completion."""
     experience = Experience.from_rewards(rewards_PG, completion_mask_BT=torch.ones(rewards_PG.numel(), 1))
     return algorithm.advantages(experience).reshape(rewards_PG.shape)
 
@@ -41,7 +41,7 @@ def learnt(t, algorithm, batch: Batch) -> tuple[float, Tensor]:
 
 
 def sampled(t, batch: Batch | None = None) -> Batch:
-    """A sampler that agrees with the trainer, unless another is given."""
+    """Return the batch, by default fixture T's, with a sampler that agrees with fixture T's old log-probabilities."""
     batch = t.batch() if batch is None else batch
     return replace(batch, sampling_logprobs_BT=t.old_BT)
 
@@ -65,13 +65,13 @@ GROUP_NORMALISED["trl-dapo"] = GROUP_NORMALISED["trl-grpo"]
 
 @catalogue("name", GROUP_NORMALISED)
 def test_each_library_adds_its_own_epsilon(name: str, rewards_PG):
-    """TRL 1e-4, verl 1e-6, OpenRLHF 1e-9; equal rewards are 0 in all of them here."""
+    """TRL adds 1e-4, verl 1e-6 and OpenRLHF 1e-9. Here equal rewards give 0 for all of them."""
     expected = torch.tensor([*GROUP_NORMALISED[name], [0.0] * 4], dtype=torch.float64)
     torch.testing.assert_close(advantages(preset(name, kl_coef=0), rewards_PG), expected, rtol=1e-8, atol=1e-12)
 
 
 def test_the_standard_deviation_of_a_population_can_be_asked_for(rewards_PG):
-    """As in TRL's asynchronous trainer: squares divided by n, 1e-8 added."""
+    """TRL's asynchronous trainer does so: it divides the squares by n and adds 1e-8."""
     expected = [[0.99999998, -0.99999998, -0.99999998, 0.99999998], [-1.176696765, 1.56892902, 0, -0.3922322549]]
     algorithm = preset("trl-grpo", population=True, std_epsilon=1e-8)
     torch.testing.assert_close(
@@ -86,7 +86,7 @@ def test_trl_grpo_averages_per_completion_and_counts_the_masked_ones(t):
 
 
 def test_the_gradient_of_trls_kl_is_ratio_times_delta(t, assert_ragged):
-    """Of the product ratio * k3, and of k3_corrected alike. The value is that of k3: 1.131242803, not 1.136246295."""
+    """ratio * k3 and k3_corrected have the same gradient. The value is k3's, 1.131242803, and not 1.136246295."""
     loss, gradient_BT = learnt(t, preset("trl-grpo", kl_coef=0.04), sampled(t))
     _, without_BT = learnt(t, preset("trl-grpo"), sampled(t))
     assert loss == pytest.approx(1.131242803, rel=1e-8)
@@ -106,7 +106,7 @@ def test_trl_dapo_averages_over_tokens_and_masks_completions_by_their_product(t)
 
 
 def test_trl_rloo(t, assert_ragged):
-    """The KL leaves the reward before the leave-one-out mean; the ratio of the whole completion is clipped."""
+    """The KL is subtracted from the reward before the leave-one-out mean. The completion's ratio is clipped."""
     algorithm = preset("trl-rloo", kl_coef=0.1)
     experience = Experience.from_rewards(
         torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64),
@@ -128,7 +128,7 @@ def test_verl_grpo_averages_over_tokens_and_always_clips_twice(t):
 
 
 def test_openrlhf_group_norm_subtracts_the_kl_after_the_normalisation(t):
-    """Normalised reward minus 0.01 times the sum of k1 from the token on."""
+    """The advantage is the normalised reward minus 0.01 times the sum of k1 over this and all later tokens."""
     rewards_PG = torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64)
     experience = Experience.from_rewards(
         rewards_PG, completion_mask_BT=t.mask_BT, old_logprobs_BT=t.old_BT, ref_logprobs_BT=t.ref_BT
@@ -203,7 +203,7 @@ def test_trl_kto():
 
 
 def test_the_target_margin_of_trl_is_not_scaled_by_beta():
-    """TRL's simpo_gamma = 0.5 at beta = 0.1 is 0.5 in the loss, not 0.05; the SimPO repository has a ratio."""
+    """TRL's simpo_gamma = 0.5 means 0.5 in the loss even if beta = 0.1. The SimPO repository uses a ratio."""
     algorithm = named("trl-simpo")
     assert isinstance(algorithm, SimPO)
     assert algorithm.target_margin == 0.5
@@ -211,8 +211,10 @@ def test_the_target_margin_of_trl_is_not_scaled_by_beta():
 
 def test_a_preset_by_its_name_is_the_algorithm_that_a_config_with_it_has():
     assert set(presets) == {name for name, preset in PRESETS.items() if "algorithm" in preset}
-    assert presets["trl-grpo"] == replace(preset("trl-grpo"), max_completion_length=None), "which a run fills in"
+    assert presets["trl-grpo"] == replace(preset("trl-grpo"), max_completion_length=None), (
+        "a run fills in max_completion_length"
+    )
     assert (presets["trl-dpo"].key, presets["verl-grpo"].key) == ("dpo", "policy_gradient")
     with pytest.raises(KeyError, match=r"(?s)there is no preset 'trl-gpro'.*Did you mean 'trl-grpo'\?"):
         presets["trl-gpro"]
-    assert "smoke" not in presets, "a preset of sizes alone"
+    assert "smoke" not in presets, "smoke only sets sizes"

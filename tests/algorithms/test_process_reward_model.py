@@ -1,4 +1,4 @@
-"""The process reward model: worked numbers, finite differences, what must not matter, and what is refused."""
+"""The process reward model: worked numbers, finite differences, invariances and refusals."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALGORITHM = ProcessRewardModel()
 
 
 def row_of(values: list[float], width: int = 8) -> list[float]:
-    """Steps end at every second token; what lies between them must not be read."""
+    """Return a row whose steps end at every second token. Nothing may read the values between them."""
     row = [NAN] * width
     for step, value in enumerate(values):
         row[2 * step + 1] = value
@@ -63,13 +63,13 @@ def test_three_steps_two_of_them_right():
 
 
 def test_every_labelled_step_weighs_the_same_whatever_answer_it_is_of():
-    """Not the mean of the answers' means."""
+    """The loss is not the mean of the answers' means."""
     together, _ = evaluate([LOGITS, [0.3]], [LABELS, [0.0]])
     assert together == pytest.approx((3 * 0.3047555609 + math.log(1 + math.exp(0.3))) / 4, rel=1e-9)
 
 
 def test_a_soft_label_is_learned_to_its_own_probability():
-    """The least loss is at sigmoid(z) = y."""
+    """The loss is smallest at sigmoid(z) = y."""
     at = {z: evaluate([[z]], [[0.25]])[0] for z in (-2.0, math.log(1 / 3), 0.0)}
     assert min(at, key=at.__getitem__) == math.log(1 / 3)
     assert at[0.0] == pytest.approx(math.log(2))

@@ -1,4 +1,4 @@
-"""`ALGORITHMS`: a mapping that imports what it is asked for, and takes algorithms from elsewhere."""
+"""`ALGORITHMS`: a mapping that imports an algorithm when it is asked for, and accepts algorithms from elsewhere."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ source = pathlib.Path(sys.argv[1])
 root = sys.modules["posttrain"] = types.ModuleType("posttrain")
 root.__path__ = [str(source)]
 """
-"""`import torch` finds a module that ends the process when anything is taken from it."""
+"""Code that lets `import torch` find a module that ends the process when anything is taken from it."""
 
 
 def without_torch(code: str) -> str:
@@ -43,7 +43,7 @@ def without_torch(code: str) -> str:
 
 
 def test_importing_algorithms_functions_and_records_touches_nothing_of_torch():
-    """But for the two files of the head's kernel, one of which defines a `torch.autograd.Function`."""
+    """Two files are exempt: they hold the head's kernel, and one of them defines a `torch.autograd.Function`."""
     without_torch("""
 for file in sorted((source / "functional").glob("[!_]*.py")):
     if file.stem not in ("linear_logprobs", "logprobs"):
@@ -130,7 +130,7 @@ POINTS = "[posttrain.algorithms]\npublished = their_package:Published\ngrpo = th
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A folder with an installed package that publishes an algorithm."""
+    """Return a folder with an installed package that publishes an algorithm."""
     (tmp_path / "their_package.py").write_text(PACKAGE)
     about = tmp_path / "their_package-1.0.dist-info"
     about.mkdir()

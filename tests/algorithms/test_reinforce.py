@@ -1,4 +1,4 @@
-"""REINFORCE: worked numbers, its three baselines and their state, returns with KL and discount, the optional clip."""
+"""REINFORCE: worked numbers, three baselines and their state, returns with KL and discount, and the optional clip."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ NAN = float("nan")
 
 
 def of_rewards(*rewards: float) -> Experience:
-    """One prompt each, one token each."""
+    """Return an experience with one token per completion and one completion per prompt."""
     return Experience.from_rewards(
         torch.tensor(rewards, dtype=torch.float64)[:, None], completion_mask_BT=torch.ones(len(rewards), 1)
     )
@@ -91,7 +91,8 @@ def test_one_completion_per_prompt_is_enough():
 
 
 def test_worked_returns_with_the_kl_in_the_reward():
-    """beta 0.1, score 1.5: token rewards [-0.01, 0.02, -0.005, 1.48], and their sums from each token on."""
+    """With a KL weight of 0.1 and a score of 1.5 the token rewards are [-0.01, 0.02, -0.005, 1.48]. A return is the sum
+    of the rewards from its token on."""
     experience = Experience.from_rewards(
         torch.tensor([[1.5]], dtype=torch.float64),
         completion_mask_BT=torch.ones(1, 4),
@@ -103,7 +104,7 @@ def test_worked_returns_with_the_kl_in_the_reward():
 
 
 def test_gamma_discounts_per_trained_token():
-    """Tool output between the tokens is no time that passes."""
+    """Tool output between the tokens does not count as a time step."""
     experience = Experience.from_rewards(
         torch.tensor([[1.0]], dtype=torch.float64), completion_mask_BT=torch.tensor([[0, 1, 0, 0, 1, 1, 0]])
     )

@@ -28,7 +28,7 @@ def rollout(rewards_PG, lengths_PG) -> Experience:
 
 
 def assert_per_completion(advantages_BT: torch.Tensor, rollout: Experience, expected: list) -> None:
-    """All tokens of a completion share its number; 0 elsewhere."""
+    """Check that all tokens of a completion share its number, and that everything else is 0."""
     expected_PG = torch.tensor(expected, dtype=torch.float64)
     torch.testing.assert_close(advantages_BT, rollout.broadcast(expected_PG), rtol=1e-8, atol=1e-12)
 
@@ -41,7 +41,7 @@ def test_worked_advantages(rollout, over, expected: list[float]):
 
 
 def test_worked_advantages_with_kl(t, assert_ragged):
-    """R = [1, 0, 0.5, 0.25], beta 0.1: the KL of each token is in its return and in those before it."""
+    """R = [1, 0, 0.5, 0.25] with a KL weight of 0.1. The KL of a token enters its own return and all earlier ones."""
     experience = Experience.from_rewards(
         torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64),
         completion_mask_BT=t.mask_BT,
@@ -80,7 +80,7 @@ def test_an_unscored_completion_is_in_no_statistic(rewards_PG):
 
 @catalogue("over", ["tokens", "sequences"])
 def test_one_answer_of_one_token_teaches_nothing(over):
-    """There is nothing to compare it with; neither nan nor a division by almost nothing."""
+    """A single token has nothing to be compared with. The result is neither nan nor a division by almost nothing."""
     experience = Experience.from_rewards(torch.tensor([[0.7]]), completion_mask_BT=torch.ones(1, 1))
     assert ReinforcePlusPlus(whiten_over=over).advantages(experience).tolist() == [[0]]
 
@@ -89,7 +89,7 @@ def test_one_answer_of_one_token_teaches_nothing(over):
 
 
 def test_worked_advantages_of_the_baseline_variant(rollout):
-    """A group of equal rewards gets 0.13: the mean of the centred rewards over *tokens* is not 0."""
+    """A group with equal rewards gets 0.13, because the mean of the centred rewards over *tokens* is not 0."""
     assert_per_completion(ReinforcePlusPlusBaseline().advantages(rollout), rollout, BASELINE)
 
 
@@ -112,7 +112,7 @@ def test_without_centring_a_group_of_equal_rewards_is_exactly_zero(rollout, over
 
 @catalogue("over", ["tokens", "sequences"])
 def test_without_whitening_it_has_the_advantage_of_dr_grpo(rollout, over):
-    """Both are its multiples: by one number for the whole batch."""
+    """For both reductions it is a multiple of that advantage, with a single factor for the whole batch."""
     plain_BT = DrGRPO(max_completion_length=5).advantages(rollout)
     whitened_BT = ReinforcePlusPlusBaseline(center=False, whiten_over=over).advantages(rollout)
     scale = whitened_BT[0, 0] / plain_BT[0, 0]
@@ -120,7 +120,7 @@ def test_without_whitening_it_has_the_advantage_of_dr_grpo(rollout, over):
 
 
 def test_over_sequences_the_centred_rewards_have_mean_zero_already(rollout):
-    """So centring a second time changes nothing; over tokens it does."""
+    """A second centring therefore changes nothing over sequences, but it does over tokens."""
 
     def advantages(over, *, center: bool) -> torch.Tensor:
         return ReinforcePlusPlusBaseline(whiten_over=over, center=center).advantages(rollout)
@@ -139,7 +139,7 @@ def test_a_group_of_one_is_refused():
 
 
 def test_worked_loss(t):
-    """Token ratios clipped at 0.2, mean over all ten tokens."""
+    """Token ratios are clipped at 0.2, and the loss is the mean over all ten tokens."""
     for algorithm in (ReinforcePlusPlus(), ReinforcePlusPlusBaseline()):
         loss, metrics = algorithm.loss(t.logprobs_BT, t.batch(), t.totals)
         assert loss.item() == pytest.approx(0.146589988, rel=1e-8)

@@ -1,4 +1,4 @@
-"""ReMax: worked numbers, the greedy answer as a baseline of its own, and prompts that have none."""
+"""ReMax: worked numbers, the greedy answer as the baseline, and prompts without a greedy reward."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def test_one_completion_per_prompt_is_enough_and_the_greedy_one_itself_teaches_n
 
 
 def test_worked_loss_and_gradient(t, assert_ragged):
-    """-A * logprobs, summed over tokens, mean over the four completions."""
+    """The loss is -A * logprobs, summed over tokens and averaged over the four completions."""
     logprobs_BT = t.logprobs_BT
     loss, _ = ReMax().loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -40,7 +40,7 @@ def test_worked_loss_and_gradient(t, assert_ragged):
 
 
 def test_the_kl_is_in_the_rewards_of_the_sampled_answer_alone(t, assert_ragged):
-    """Returns of R = [1, 0, 0.5, 0.25] with beta 0.1, minus the greedy reward 0.4 on every token."""
+    """The returns of R = [1, 0, 0.5, 0.25] with a KL weight of 0.1, minus the greedy reward 0.4 on every token."""
     experience = Experience.from_rewards(
         torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64),
         completion_mask_BT=t.mask_BT,
@@ -58,7 +58,7 @@ def test_a_greedy_reward_of_zero_is_reinforce_without_a_baseline(rewards_PG):
 
 
 def test_a_prompt_whose_greedy_answer_has_no_reward_leaves_the_loss(rewards_PG):
-    """It is not trained as if its baseline were 0, and it is not counted."""
+    """Such a prompt is neither counted nor trained with a baseline of 0."""
     experience = one_token_each(rewards_PG, [0, NAN, 1])
     batch = ReMax().to_batch(experience)
     assert (ReMax().advantages(experience)[4:8] == 0).all()

@@ -1,4 +1,4 @@
-"""The Bradley-Terry reward model: worked numbers, what pairs make invariant, and what is refused."""
+"""The Bradley-Terry reward model: worked numbers, the invariances of pairs, and refusals."""
 
 import math
 import random
@@ -93,7 +93,7 @@ def test_far_apart_scores_stay_finite(difference, expected):
     assert gradient_B.isfinite().all()
 
 
-# what must not matter
+# invariances
 
 
 @given(order=st.permutations(range(10)), seed=st.integers(0, 100))
@@ -136,7 +136,7 @@ def test_any_split_by_units_sums_to_the_same_loss_and_gradient(owner, seed):
 
 
 def test_a_pair_with_nothing_to_train_on_one_side_is_out_of_the_loss():
-    """Whatever its score is: also of the mean's denominator and of the metrics."""
+    """Whatever its score, the pair also leaves the denominator of the mean and the metrics."""
     batch = batch_of(3)
     batch.completion_mask_BT[4] = False
     outputs = outputs_of([1.2, NAN, 0.8, 0.4, NAN, 0.8])

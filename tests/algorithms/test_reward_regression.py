@@ -1,4 +1,4 @@
-"""Reward regression: numbers by hand, finite differences, what must not matter, and what is refused."""
+"""Reward regression: numbers by hand, finite differences, invariances and refusals."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def by_hand(s: float, y: float) -> float:
     ],
 )
 def test_the_mean_over_three_answers(name, expected):
-    """The feed standardises; of what it gives, the loss is the same square."""
+    """The feed standardises the ratings, so for the same targets both losses are the same square."""
     assert evaluate(LOSSES[name], SCORES, batch_of(RATINGS))[0] == pytest.approx(expected, rel=1e-12)
 
 

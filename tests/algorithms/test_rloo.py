@@ -1,4 +1,4 @@
-"""RLOO: worked numbers with and without KL, the clip of whole completions, and siblings that have no reward."""
+"""RLOO: worked numbers with and without KL, the sequence-level clip, and siblings without a reward."""
 
 import pytest
 import torch
@@ -31,7 +31,8 @@ def test_two_completions_are_each_others_baseline():
 
 
 def test_worked_advantages_with_kl(t, assert_ragged):
-    """R = [1, 0, 0.5, 0.25] with beta 0.1: penalised rewards [1.005, 0, 0.48, 0.31], then the leave-one-out mean."""
+    """R = [1, 0, 0.5, 0.25] with a KL weight of 0.1: the penalised rewards are [1.005, 0, 0.48, 0.31]. The
+    leave-one-out mean follows."""
     experience = Experience.from_rewards(
         torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64),
         completion_mask_BT=t.mask_BT,
@@ -54,7 +55,7 @@ def test_equal_rewards_have_signal_when_the_kl_differs(t):
 
 
 def test_worked_loss_without_clip(t, assert_ragged):
-    """-A * logprobs, summed over tokens, mean over the four completions."""
+    """The loss is -A * logprobs, summed over tokens and averaged over the four completions."""
     logprobs_BT = t.logprobs_BT
     loss, _ = RLOO().loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -63,7 +64,7 @@ def test_worked_loss_without_clip(t, assert_ragged):
 
 
 def test_worked_loss_with_the_clip_of_whole_completions(t, assert_ragged):
-    """Completions 1 and 2 have left the band in their own direction: no gradient at all."""
+    """Completions 1 and 2 have left the band in the direction of their own advantage, so they have no gradient."""
     logprobs_BT = t.logprobs_BT
     loss, metrics = RLOO(clip_low=0.2, clip_high=0.2).loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -85,7 +86,7 @@ def test_on_policy_the_clip_changes_no_gradient(t):
 
 
 def test_unscored_siblings_are_not_averaged_over():
-    """Of five, two have no reward: the baseline divides by the number of scored others."""
+    """Two of the five have no reward, so the baseline divides by the number of the other scored ones."""
     nan = float("nan")
     experience = one_token_each(torch.tensor([[1.0, nan, 0.0, 0.5, nan]], dtype=torch.float64))
     assert RLOO().advantages(experience).flatten().tolist() == pytest.approx([0.75, 0, -0.75, 0, 0])

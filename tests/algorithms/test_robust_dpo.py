@@ -21,7 +21,7 @@ def test_without_noise_it_is_dpo():
 
 
 def test_averaged_over_flipped_labels_it_is_the_clean_loss():
-    """A label is flipped with probability 0.1."""
+    """The probability that a label is flipped is 0.1."""
     for pair in (one_pair(3.0, -1.0), one_pair(-20.0, 4.0)):
         expected = 0.9 * pair.loss(NOISY) + 0.1 * pair.swapped().loss(NOISY)
         assert expected == pytest.approx(pair.loss(DPO(beta=0.1)), rel=1e-12)

@@ -1,6 +1,8 @@
-"""Each named algorithm is its row: `policy_gradient`, built from the choices on its card, computes the same numbers.
+"""Each named algorithm equals its row: `policy_gradient`, built from the choices on its card, computes the same
+numbers.
 
-Every policy-gradient algorithm is tried, so that a new one is held to its row or has to say here why it has none.
+The tests cover every policy-gradient algorithm. A new algorithm must agree with its row, or give the reason here why it
+has none.
 """
 
 from dataclasses import fields
@@ -18,7 +20,7 @@ from posttrain.types import Experience, count_totals
 
 FAMILY = {key: cls for key, cls in ALGORITHMS.items() if issubclass(cls, PolicyGradient)}
 RENAMED = {("topr", "baseline"): "constant"}
-"""Where a choice of the composition has the name that an algorithm uses for a number."""
+"""Choices of the composition that share a name with a number in an algorithm."""
 BESIDE_THE_ROW = {
     "ppo": {"kl_target": None, "whiten_rewards": False},
     "kimi_k2": {"ptx_coef": 0.0},
@@ -27,17 +29,17 @@ BESIDE_THE_ROW = {
     "distillation": {"divergence": "reverse_kl"},
     **{key: {"dynamic_sampling": True} for key in ("dapo", "clip_cov", "kl_cov")},
 }
-"""Settings that are no part of the loss, or are one value of a choice, and the value at which the row stands."""
+"""Settings that are not part of the loss, or that are one value of a choice, and their value in the row."""
 FIXED = {"reinforce_plus_plus_baseline": {"kl_estimator": "k2"}}
-"""What is a setting of the composition and a fact of the algorithm."""
+"""Settings of the composition that are fixed in the algorithm."""
 OF_A_CHOICE = (
     "baseline_decay", "length_coef", "correct_at", "token_budget", "budget_penalty", "whiten_advantages",
 )  # fmt: skip
-"""Settings that another choice would read, or that make one (`moved_off_the_default`)."""
+"""Settings that another choice would read, or that make a choice (`moved_off_the_default`)."""
 
 
 def as_row(algorithm: PolicyGradient) -> ComposedPolicyGradient:
-    """`policy_gradient` with the algorithm's row and its settings, as far as the row reads them."""
+    """Return `policy_gradient` with the algorithm's row, and with those of its settings that the row reads."""
     choices = {name: option for name, option in algorithm.card.choices.items() if name != "correction"}
     choices |= moved_off_the_default(algorithm)
     read = {name for choice, option in choices.items() for name in TABLES[choice][option].reads}
@@ -55,7 +57,7 @@ def as_row(algorithm: PolicyGradient) -> ComposedPolicyGradient:
 
 
 def moved_off_the_default(algorithm: PolicyGradient) -> dict[str, str]:
-    """The choices that a setting of the algorithm makes, beside those on its card."""
+    """Return the choices that the algorithm's settings make, in addition to those on its card."""
     choices: dict[str, str] = {}
     if isinstance(baseline := getattr(algorithm, "baseline", None), str):
         choices["baseline"] = baseline
@@ -77,7 +79,7 @@ def moved_off_the_default(algorithm: PolicyGradient) -> dict[str, str]:
 UNREPRESENTABLE = {
     "ppo everything": "an adaptive KL coefficient and whitened rewards are PPO's own",
 }
-"""Variants with a setting that no row has, and why."""
+"""Variants with a setting that no row has, and the reason."""
 VARIANTS_OF_THE_FAMILY = {
     name: a
     for name, a in VARIANTS.items()
@@ -86,7 +88,7 @@ VARIANTS_OF_THE_FAMILY = {
 
 
 def numbers(algorithm: PolicyGradient, experience: Experience) -> list[Tensor]:
-    """Advantages, loss and gradient; the policy has moved since `old`, and the sampler is a third one."""
+    """Return advantages, loss and gradient. The policy has moved since `old`, and the sampler is a third policy."""
     outputs, batch = make_outputs(experience), make_batch(algorithm, experience)
     loss, _ = algorithm.loss(outputs, batch, count_totals(batch))
     assert batch.advantages_BT is not None

@@ -1,4 +1,4 @@
-"""MaxRL, DRO and verl's pass@k: rows of choices that other libraries have as algorithms."""
+"""MaxRL, DRO and verl's pass@k: algorithms of other libraries that are rows of choices here."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ def test_maxrl_divides_by_the_share_of_right_answers():
 
 @catalogue("right", [1, 2, 3])
 def test_maxrl_is_the_mean_score_of_the_right_answers_minus_that_of_all(right):
-    """The estimator of the paper, whose expectation is the gradient of log p but for terms of order (1 - p)^G."""
+    """This is the paper's estimator. Its expectation is the gradient of log p, up to terms of order (1 - p)^G."""
     rewards_PG = (torch.arange(4) < right).double()[None]
     scores_G = torch.tensor([0.3, -1.1, 0.7, 2.0], dtype=torch.float64)
     estimate = (torch.tensor(advantages(MaxRL(), rewards_PG)[0]) * scores_G).mean()
@@ -36,7 +36,7 @@ def test_maxrl_refuses_rewards_whose_mean_is_no_probability():
 
 
 def test_worked_loss_of_dro(t):
-    """Rewards 1, 0, 0.5 and 0.25 of one group, tau 0.5, the mean over the ten tokens of fixture T."""
+    """A group has rewards 1, 0, 0.5 and 0.25, tau is 0.5, and the loss is the mean over fixture T's ten tokens."""
     mask_BT = t.mask_BT
     rewards_PG = torch.tensor([[1.0, 0.0, 0.5, 0.25]], dtype=torch.float64)
     experience = Experience.from_rewards(rewards_PG, completion_mask_BT=mask_BT, old_logprobs_BT=t.old_BT)
@@ -53,7 +53,7 @@ def test_worked_loss_of_dro(t):
 
 
 def test_dro_of_the_reference(t):
-    """The number on file for the advantages of fixture T."""
+    """This number is on file for the advantages of fixture T."""
     batch = t.batch()
     assert DRO(tau=0.5).loss(t.logprobs_BT, batch, t.totals)[0].item() == pytest.approx(0.0503975, rel=1e-6)
 
@@ -69,7 +69,7 @@ def test_the_lead_without_a_deviation_is_a_row_of_the_open_composition(rewards_P
     unscored_PG = rewards_PG[1:2].clone()
     unscored_PG[0, 2] = float("nan")
     assert advantages(lead, unscored_PG)[0] == pytest.approx([0, 0.5, 0, 0]), "0.9 leads 0.4 now"
-    assert advantages(lead, torch.tensor([[1.0, float("nan")]])) == [[0, 0]], "nobody to lead"
+    assert advantages(lead, torch.tensor([[1.0, float("nan")]])) == [[0, 0]], "there is no other answer to lead"
 
 
 @catalogue("algorithm", [MaxRL(), DRO(), GRPOPassK()])

@@ -1,4 +1,4 @@
-"""RPO: worked numbers for each average of the likelihood, and its limit."""
+"""RPO: worked numbers for each average of the likelihood, and its limit without the likelihood."""
 
 import pytest
 import torch

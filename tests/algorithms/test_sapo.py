@@ -1,4 +1,4 @@
-"""SAPO: worked numbers, and a gradient that fades without being cut off."""
+"""SAPO: worked numbers, and a gradient that fades instead of being cut off."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def test_worked_loss_and_gradient(t, assert_ragged):
 
 
 def test_worked_mean_over_all_tokens(t):
-    """As AReaL takes it."""
+    """AReaL takes this mean."""
     gate_BT = soft_gate(token_ratio(t.logprobs_BT, t.old_BT), t.advantages_BT, tau_pos=1.0, tau_neg=1.05)
     assert token_mean(-gate_BT * t.advantages_BT, t.mask_BT, 10).item() == pytest.approx(-0.2848271754, rel=1e-8)
 

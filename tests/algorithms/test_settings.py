@@ -1,4 +1,4 @@
-"""Settings of every algorithm: validated, frozen, documented, and each one switches something on."""
+"""The settings of every algorithm: they are validated, frozen and documented, and each of them has an effect."""
 
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
@@ -130,7 +130,7 @@ def test_a_setting_that_cannot_be_meant_is_refused(cls: type[Algorithm], given: 
     ],
 )
 def test_what_is_needed_follows_from_the_settings(algorithm: Algorithm, needs: set[Need]):
-    """No coefficient, no reference model: what is not declared is not computed."""
+    """Without a coefficient there is no reference model: nothing is computed that is not declared."""
     assert algorithm.needs == needs
     assert algorithm.needs <= NEEDS.keys()
 
@@ -166,13 +166,13 @@ def test_an_algorithm_without_state_keeps_none(cls: type[Algorithm]):
 
 CLIPPED = [cls for cls in ALGORITHMS.values() if hasattr(cls, "clip_low")]
 CLIPPED = [cls for cls in CLIPPED if cls.card.choices["trust_region"] in ("none", "clip", "clip_cov")]
-"""GMPO clips in log space, and CISPO a weight."""
+"""Algorithms with a clipped ratio. GMPO is excluded, as it clips in log space, and CISPO, as it clips a weight."""
 
 
 @catalogue("cls", CLIPPED, ids=lambda cls: cls.key)
 @catalogue("ratio, advantage, expected", [(1.5, +1.0, -1.3), (0.5, -1.0, +0.9)])
 def test_each_bound_of_the_clip_is_its_own_setting(cls: type, ratio: float, advantage: float, expected: float):
-    """One completion of one token, clip_low 0.1 and clip_high 0.3: here all clipped losses are the same."""
+    """With one completion of one token, clip_low 0.1 and clip_high 0.3, all clipped losses are equal."""
     names = {f.name for f in fields(cls)}
     beside = {"max_completion_length": 1, "max_negative_divergence": None}
     given: dict = {name: value for name, value in beside.items() if name in names}
@@ -208,7 +208,7 @@ ON_IN: dict = {
     "dppo": {"divergence_low": 0.06, "divergence_high": 0.06},
     "kl_cov": {"cov_share": 0.2},
 }
-"""What has to be on beside it in one algorithm, or to see one setting of it."""
+"""Settings that must accompany `EVERYTHING_ON` in one algorithm, or to see the effect of one of its settings."""
 CHANGED = {
     "baseline": "none",
     "baseline_decay": 0.5,
@@ -261,11 +261,11 @@ CHANGED = {
     "whiten_rewards": True,
 }
 CHANGED_IN: dict[tuple[str, str], Any] = {("topr", "baseline"): 1.5}
-"""Where a name that several algorithms have takes another kind of value."""
+"""Values for settings whose name has another kind of value in other algorithms."""
 SHOWN_ELSEWHERE = {("policy_gradient", "count_masked_sequences")}
-"""Settings that need rows of which nothing is trained: test_policy_gradient."""
+"""Settings that need rows without trained tokens: test_policy_gradient covers them."""
 ONE_VALUE_ONLY: dict[tuple[str, str], Any] = {("distillation", "divergence"): "forward_kl"}
-"""Settings whose other values are refused with the reason."""
+"""Settings whose other values are refused with a reason."""
 
 
 @catalogue(
@@ -279,7 +279,7 @@ ONE_VALUE_ONLY: dict[tuple[str, str], Any] = {("distillation", "divergence"): "f
     ids=lambda case: f"{case[0].key}.{case[1]}",
 )
 def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], setting: str):
-    """No dead setting: a loss, a gradient, an advantage, the state, or what the loop has to bring is another one."""
+    """No setting is dead: each changes a loss, a gradient, an advantage, the state, or the needs of the algorithm."""
     names = {f.name for f in fields(cls)}
     given: dict = {name: value for name, value in EVERYTHING_ON.items() if name in names}
     given |= ON_IN.get(cls.key, {}) | ON_IN.get((cls.key, setting), {})
@@ -311,7 +311,7 @@ def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], sett
 
 
 def everything(t) -> Experience:
-    """Completion 1 has risen and 2 fallen, both out of the clip; whatever an algorithm may need is there."""
+    """Return completions of which 1 has risen and 2 fallen, both out of the clip, with everything that is needed."""
     return Experience.from_rewards(
         torch.tensor([[0.9, 0.2, 0.5, 0.4]], dtype=torch.float64),
         rewards_KPG=torch.tensor([[[0.9, 0.2, 0.5, 0.4]], [[0.0, 1.0, 1.0, 0.0]]], dtype=torch.float64),

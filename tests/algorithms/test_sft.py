@@ -1,4 +1,4 @@
-"""SFT: the mean over all trained tokens of the step, whatever the split."""
+"""SFT: the loss is the mean over all trained tokens of the step, whatever the split."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_worked_loss_gradient_and_perplexity():
 
 
 def test_micro_batches_are_not_averaged():
-    """The mean of the means of {1} and {2, 3} would be 0.7761904762."""
+    """The mean of the means of parts {1} and {2, 3} would be 0.7761904762."""
     logprobs_BT, batch = worked_example()
     parts = [SFT().loss(logprobs_BT[rows], batch.rows(rows), count_totals(batch))[0].item() for rows in ([0], [1, 2])]
     assert sum(parts) == pytest.approx(0.82, rel=1e-12)
@@ -56,7 +56,7 @@ def test_dft_weighs_each_token_by_its_probability_and_that_weight_is_a_constant(
     mask_BT = batch.completion_mask_BT
     weights_BT = logprobs_BT.detach().exp().where(mask_BT, torch.zeros(()).double())
     torch.testing.assert_close(logprobs_BT.grad, -0.1 * weights_BT, rtol=1e-12, atol=0)
-    assert float(metrics["sft/nll"]) == pytest.approx(0.82, rel=1e-8)  # what is measured stays what it is called
+    assert float(metrics["sft/nll"]) == pytest.approx(0.82, rel=1e-8)  # the metric keeps its meaning
 
 
 def test_dft_leaves_a_token_of_probability_one_what_it_is():

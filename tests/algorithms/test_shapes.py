@@ -1,4 +1,4 @@
-"""A tensor of another shape is refused wherever it comes in: broadcast, it would give a loss of other numbers."""
+"""A tensor of the wrong shape is refused at every entry. Broadcast, it would give a wrong loss."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from posttrain.testing.steps import make_batch, make_experience, make_outputs
 from posttrain.types import Batch, Experience, Mismatched, Outputs, Tokens, count_totals
 
 B, T, P, G, K = 4, 4, 2, 2, 2
-SIZES = {"B": B, "T": T, "P": P, "G": G, "K": K}  # B = T and P = G = K: what is turned around has the same sizes
+SIZES = {"B": B, "T": T, "P": P, "G": G, "K": K}  # B = T and P = G = K, so that a transposed tensor has the right sizes
 
 
 def shaped(record: type) -> dict[str, str]:
-    """Field -> the letters of its shape."""
+    """Return field -> the letters of its shape."""
     letters = {field.name: field.name.rpartition("_")[2] for field in fields(record)}
     return {name: suffix for name, suffix in letters.items() if set(suffix) <= set(SIZES)}
 
@@ -34,7 +34,7 @@ def right(letters: str) -> Tensor:
 
 
 def wrong_shapes(shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
-    """Without a dimension, with one more, with 1 in place of each, one longer, one shorter, and a scalar."""
+    """Yield wrong shapes: a scalar, a dimension fewer or more, and each dimension set to 1, longer or shorter."""
     yield ()
     yield (*shape, 1)
     yield (1, *shape)
@@ -98,7 +98,7 @@ def test_every_way_to_build_a_batch_refuses_other_shapes(name):
     for argument, x in given.items():
         for other in wrong(x):
             if name == "from_ratings" and other.dim() == 2 and len(other) == B:
-                continue  # nothing else says how many tokens there are
+                continue  # nothing else tells the number of tokens
             with pytest.raises(ValueError, match=r"shape|rows"):
                 build(**{**given, argument: other})
     experience = Experience.from_rewards(right("PG"), completion_mask_BT=right("BT"))
@@ -134,7 +134,7 @@ def test_every_preference_loss_refuses_outputs_of_another_shape(name):
                 algorithm.loss(replace(outputs, **{field: other}), batch, count_totals(batch))
 
 
-# Masks of numbers, no tokens, no prompts
+# Masks of numbers, and batches without tokens or prompts
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64, torch.uint8])
@@ -178,7 +178,7 @@ def test_a_step_without_a_token_has_a_loss_of_0_and_not_nan(name, prompts):
         float(metric)
 
 
-# Rewards without bound
+# Infinite and huge rewards
 
 
 @catalogue("name", [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient)])
@@ -220,7 +220,7 @@ def test_a_reward_of_nan_that_is_called_scored_is_not_taken_for_a_group_without_
     assert not any(a.advantages(experience).isfinite().all() for a in (GRPO(), RLOO()))
 
 
-# The order of a step
+# The order of calls in a step
 
 
 def five_lines(algorithm: PolicyGradient, experience: Experience, logprobs_BT: Tensor) -> Tensor:
@@ -235,7 +235,7 @@ REJECTING = GRPO(correction=Correction(action="mask", high=1.2, rejected_in_deno
 
 
 def rejecting() -> tuple[Experience, Tensor]:
-    """Two of the eight tokens weigh more than 1.2."""
+    """Return an experience in which two of the eight tokens have a weight above 1.2."""
     old_BT = torch.full((4, 2), -1.0, dtype=torch.float64)
     sampling_BT = old_BT.clone()
     sampling_BT[0, 0] = sampling_BT[2, 1] = -1.5
@@ -249,8 +249,8 @@ def rejecting() -> tuple[Experience, Tensor]:
 
 
 def test_to_batch_prepare_totals_loss():
-    """-A of each token, mean over the tokens that are left of each completion, then over completions: 0 by the group;
-    in the denominator or not, the mean over one equal number is that number."""
+    """The loss is -A of each token, averaged over the remaining tokens of each completion and then over completions. It
+    is 0, because the group's advantages sum to 0. Masked tokens do not change it: a completion has one advantage."""
     experience, logprobs_BT = rejecting()
     loss = five_lines(REJECTING, experience, logprobs_BT)
     (gradient_BT,) = torch.autograd.grad(loss, logprobs_BT)

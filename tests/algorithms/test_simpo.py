@@ -31,7 +31,7 @@ def test_worked_losses_of_alphapo():
 
 
 def test_worked_losses_with_label_smoothing():
-    """Margins h = 2 (a(chosen) - a(rejected)) - 1 of -1.125 and 0.111428571; a tenth of the labels is wrong."""
+    """The margins h = 2 (a(chosen) - a(rejected)) - 1 are -1.125 and 0.111428571. One tenth of the labels is wrong."""
     expected = [0.9 * softplus(-h) + 0.1 * softplus(h) for h in (-1.125, 2 * (2.585714286 - 2.03) - 1)]
     assert P.losses(SimPO(beta=2, gamma=1, label_smoothing=0.1)) == pytest.approx(expected, rel=1e-8)
     with pytest.raises(ConfigError, match=r"simpo.label_smoothing = 0.5; allowed: less than 0.5"):
@@ -47,7 +47,7 @@ def test_a_small_alpha_is_simpo():
 
 
 def test_without_a_target_and_with_one_length_it_is_cpo():
-    """Four tokens each: CPO without likelihood at beta / 4."""
+    """All answers have four tokens, so it equals CPO without likelihood and with beta / 4."""
     pairs = PairFixture([-3.0, -6.0], [-5.0, -2.0], [0, 0], [0, 0], [4, 4], [4, 4])
     assert pairs.loss(SimPO(beta=2, gamma=0)) == pytest.approx(pairs.loss(CPO(beta=0.5, alpha=0)), rel=1e-12)
 

@@ -1,4 +1,4 @@
-"""Rewards of single tokens in plain tensors: who reads them, and who refuses them."""
+"""Rewards of single tokens in plain tensors: which algorithms read them, and which refuse them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ DEAF = [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient) an
 
 
 def on_the_last_token(value: float = 1.0) -> Experience:
-    """The same rewards, given to the last token of each completion instead of to the completion."""
+    """Return the same rewards, given to the last token of each completion instead of to the completion."""
     tokens_BT = torch.zeros(4, 3)
     tokens_BT[:, -1] = value * REWARDS_PG[0]
     return Experience.from_rewards(torch.zeros(1, 4), completion_mask_BT=MASK_BT, token_rewards_BT=tokens_BT)

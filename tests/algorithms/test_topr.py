@@ -10,7 +10,8 @@ from posttrain.types import Batch, Experience
 
 
 def test_worked_loss_and_gradient(t, assert_ragged):
-    """Ratios [1.28, 0.74, 0.92, 3.67], weights [1, 0.74, 1, 1]: only the second is a negative that has been left."""
+    """The ratios are [1.28, 0.74, 0.92, 3.67] and the weights [1, 0.74, 1, 1]. Only the second completion is a negative
+    that has become less likely."""
     logprobs_BT = t.logprobs_BT
     loss, metrics = TOPR().loss(logprobs_BT, t.batch(), t.totals)
     loss.backward()
@@ -47,12 +48,12 @@ def test_the_baseline_decides_which_answers_are_bad():
 
 
 def test_it_is_its_own_off_policy_correction():
-    """So a run that corrects takes the sampler's numbers as the anchor and adds no weight."""
+    """A run that corrects therefore takes the sampler's numbers as the anchor, and adds no weight."""
     assert TOPR.auto_correction == "bypass"
 
 
 def test_the_ratio_is_to_what_sampled_wherever_that_is_known(t):
-    """Without a run, too; where the sampler gave no number, the policy before the update stands in for it."""
+    """This also holds outside of a run. If the sampler gave no number, the old log-probability replaces it."""
     unknown_BT = t.old_BT.clone()
     unknown_BT[1, 0] = -torch.inf
     given = (
@@ -66,9 +67,9 @@ def test_the_ratio_is_to_what_sampled_wherever_that_is_known(t):
 
 
 def test_a_rejected_token_is_not_part_of_the_ratio(t):
-    """The bad answer's other token has risen: without the fallen one it is not tapered."""
+    """The bad answer's other token has risen. Without the token that fell, the answer is not tapered."""
     sampling_BT = t.old_BT.clone()
-    sampling_BT[1, 0] -= 3  # weight exp(3): rejected
+    sampling_BT[1, 0] -= 3  # the weight is exp(3): rejected
     batch = replace(t.batch(), sampling_logprobs_BT=sampling_BT)
     logprobs_BT = t.logprobs_BT
     TOPR(correction={"action": "mask", "low": 0.5, "high": 1.5}).loss(logprobs_BT, batch, t.totals)[0].backward()
@@ -76,7 +77,7 @@ def test_a_rejected_token_is_not_part_of_the_ratio(t):
 
 
 def test_with_the_bypass_the_ratio_is_to_what_sampled(t):
-    """The trainer's old log-probabilities are given as well, and are not what is compared with."""
+    """The trainer's old log-probabilities are passed as well, but the ratio ignores them."""
     batch = replace(t.batch(), old_logprobs_BT=t.old_BT - 5, sampling_logprobs_BT=t.old_BT)
     loss, _ = TOPR(correction="bypass").loss(t.logprobs_BT, batch, t.totals)
     assert loss.item() == pytest.approx(0.1340704341, rel=1e-8)

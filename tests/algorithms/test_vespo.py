@@ -1,4 +1,4 @@
-"""VESPO: worked numbers, a weight per completion, and rejected tokens that leave the product (RULE 25)."""
+"""VESPO: worked numbers, one weight per completion, and rejected tokens that leave the product (RULE 25)."""
 
 from dataclasses import replace
 
@@ -47,7 +47,7 @@ def test_a_rejected_token_leaves_the_loss_and_the_product_but_not_the_denominato
     VESPO().loss(expected_BT, without, t.totals)[0].backward()
     assert logprobs_BT.grad[0, 1] == 0
     torch.testing.assert_close(logprobs_BT.grad, expected_BT.grad, rtol=1e-12, atol=0)
-    assert count_totals(without).tokens == t.totals.tokens - 1  # or the denominator would have changed with it
+    assert count_totals(without).tokens == t.totals.tokens - 1  # its own totals would have changed the denominator
 
 
 def test_a_negative_power_is_refused():

@@ -1,4 +1,4 @@
-"""Every algorithm, in the variants that take another path through its code: what the invariances are tried on."""
+"""Every algorithm, in variants that take different paths through its code. All invariances are tested on them."""
 
 from posttrain.algorithms import (
     CISPO,
@@ -199,10 +199,10 @@ GROUP_RELATIVE = [
 """Variants whose advantages compare the completions of a prompt and sum to zero over them."""
 NOT_DIVIDED = {"rloo", "dr_grpo", "dro", "kimi_k15", "kimi_k2", "deepseek_v32"}
 DIVIDED_BY_STD = {VARIANTS[name].key for name in GROUP_RELATIVE} - NOT_DIVIDED
-"""Keys of those among them whose advantages do not grow with the scale of the rewards."""
+"""Keys of those variants whose advantages do not grow with the scale of the rewards."""
 COUNTING_MASKED = {"composed counting"}
-"""Variants in which rows that train nothing stay in the denominator, on request."""
+"""Variants that keep rows without trained tokens in the denominator, on request."""
 WEIGHED_BY_THE_POLICY = {"rloo weighed by the sampler", "gspo masked", "gspo rejected", "composed top entropy"}
-"""Variants with a weight that is a constant for the gradient although the value moves with the policy."""
+"""Variants with a weight that is constant for the gradient, although the value moves with the policy."""
 STRAIGHT_THROUGH = {"gspo_token", "cispo", "vespo", "dppo", "topr"}
-"""Keys of those whose gradient is not that of their value: it holds a factor that is a constant for the gradient."""
+"""Keys of algorithms whose gradient differs from their value's, because a factor is constant for the gradient."""

@@ -1,4 +1,4 @@
-"""A folder with a good config, data and a reward, beside a model and a run that are made once; and a shell in it."""
+"""A folder with a good config, data and a reward, a model and a run that are made once, and a shell in that folder."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Shell:
         self.capfd = capfd
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
-        """Exit code, stdout, stderr."""
+        """Return exit code, stdout and stderr."""
         self.capfd.readouterr()
         exit_code = run(arguments)
         return exit_code, *self.capfd.readouterr()
 
     def json(self, *arguments: str) -> tuple[int, Any]:
-        """Exit code, and the one object on stdout."""
+        """Return the exit code, and the one object on stdout."""
         exit_code, out, _ = self(*arguments, "--json")
         return exit_code, json.loads(out)
 

@@ -27,7 +27,7 @@ def test_flags_become_facts_and_text_is_printed(capsys):
 
 
 def test_the_answer_has_what_is_needed_first_and_details_have_the_rest(capsys):
-    """The pick, why, its memory and its config come before anything else, and the others in a line or two each."""
+    """The recommendation, its reasons, its memory and its config come first, and the others in a line or two each."""
     facts = ("--data", "verifier", "--size", "7b", "--gpus", "8xH100")
     _, short, _ = shell(capsys, *facts)
     _, full, _ = shell(capsys, *facts, "--details", "1")
@@ -118,7 +118,7 @@ def test_on_a_terminal_questions_are_asked_and_enter_skips_them(capsys, monkeypa
     assert "1. dpo" in out
 
 
-# The questions by themselves
+# The questions alone
 
 
 def answered(*lines: str, facts: Facts | None = None) -> tuple[Facts, list[str], list[str]]:

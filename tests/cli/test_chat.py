@@ -1,4 +1,4 @@
-"""A conversation is rendered as training renders it; plain models go on writing."""
+"""A conversation is rendered like in training. A model without a template continues the text."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.evaluate.chat import ChatSession
 TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }} {{ m.content }} {% endfor %}{% if add_generation_prompt %}a {% endif %}"
 )
-"""`s ... u ... a ...`: one letter for each role."""
+"""The format is `s ... u ... a ...`, with one letter per role."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def with_template(plain: Path) -> Path:
 
 
 def asked(session: ChatSession, *texts: str) -> list[str]:
-    """What the model has read before each answer."""
+    """Return the text that the model reads before each answer."""
     read: list[str] = []
     generate = session._sampler.generate
 

@@ -1,4 +1,4 @@
-"""Every verb: help without torch, one JSON object, settings in any spelling, an exit code that says what happened."""
+"""Every verb: help without torch, one JSON object, settings in any spelling, and an exit code for each outcome."""
 
 from __future__ import annotations
 
@@ -297,7 +297,7 @@ def test_more_steps_can_be_asked_for_when_a_run_is_resumed_and_are_kept(posttrai
     assert found["steps"] == 3
     config = (place / "run" / "config.yaml").read_text()
     assert "  steps: 3  # command line of resume\n" in config
-    assert "  learning_rate: 0.001  # file:run.yaml\n" in config, "other origins stay"
+    assert "  learning_rate: 0.001  # file:run.yaml\n" in config, "other origins must stay"
     assert posttrain.json("resume", "run")[1]["steps"] == 3
 
 
@@ -316,7 +316,7 @@ def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has_done(posttrain, plac
     assert "train.steps = 1, but the run has done 2 steps; allowed: at least 2." in err
     assert (place / "run" / "events.jsonl").read_text() == before
     assert not (place / "run" / "error.json").exists()
-    assert posttrain("resume", "run", "--steps", "3")[0] == 0, "and the lock was released"
+    assert posttrain("resume", "run", "--steps", "3")[0] == 0, "the lock must have been released"
 
 
 def test_every_answer_of_an_evaluation_can_be_kept(posttrain, place):
@@ -341,7 +341,7 @@ def test_every_answer_of_an_evaluation_can_be_kept(posttrain, place):
 
 @pytest.mark.slow
 def test_a_demo_that_shows_no_improvement_says_so_on_stderr_and_exits_with_4(posttrain, monkeypatch):
-    """Two steps are too few: exit code 0 is for a demonstration that demonstrates."""
+    """Two steps are too few. Exit code 0 means that the demonstration shows an improvement."""
     whole = demo.demo_config
     monkeypatch.setattr(demo, "demo_config", lambda **settings: whole(**settings, steps=2))
     exit_code, _, err = posttrain("demo", "--output", "demo", "--quiet", "--json")

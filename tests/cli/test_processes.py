@@ -1,4 +1,4 @@
-"""The command line as real processes: without a terminal, on one, in a pipe, and stopped by Ctrl-C."""
+"""The command line in real processes: without a terminal, on one, in a pipe, and stopped by Ctrl-C."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*(3[0-9]|4[0-9]|9[0-9])[0-9;]*m")
 
 @contextmanager
 def a_terminal_for_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bytes]]:
-    """What comes to the screen, complete when the `with` block has ended."""
+    """Yield the output on the screen. It is complete when the `with` block has ended."""
     ours, theirs = pty.openpty()
     screen: list[bytes] = []
 
     def read() -> None:
-        with suppress(OSError):  # Linux says so when nobody has the terminal any more
+        with suppress(OSError):  # Linux raises it when the terminal has no other end any more
             while part := os.read(ours, 65536):
                 screen.append(part)
 
@@ -102,7 +102,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(place, sent, exi
 
 
 def test_a_signal_in_the_last_evaluation_of_a_stage_stops_the_pipeline_after_it(place):
-    """The first stage is done, and measured; the second one is not begun, and `resume` begins it."""
+    """The first stage is complete and evaluated. The second one has not begun, and `resume` begins it."""
     (place / "slow.py").write_text(SLOW.replace("PLACE", str(place)))
     settings = yaml.safe_load((place / "run.yaml").read_text())
     settings |= {"rewards": [{"function": "slow.py:slow"}], "output": "pipe"}

@@ -1,4 +1,4 @@
-"""What is being done is said on stderr: at once on a terminal, elsewhere when it takes long."""
+"""Progress appears on stderr: immediately on a terminal, and elsewhere once it takes long."""
 
 import io
 import time

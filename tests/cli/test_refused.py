@@ -1,4 +1,4 @@
-"""What the system refuses of a path that somebody named is said as that, with a way out; a fault of ours stays one."""
+"""If the system refuses a path that a user named, the error says so and offers a fix. A fault of ours stays a fault."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SWEEP = "sweep base.yaml train.learning_rate=log(1e-4,1e-2) --out"
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """With a file where a folder has to be, and a folder where a file has to be."""
+    """A folder with a file in place of a folder, and a folder in place of a file."""
     (tmp_path / "file").write_text("mine")
     (tmp_path / "taken" / "inside").mkdir(parents=True)
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(RUN))
@@ -60,7 +60,7 @@ def test_a_path_that_cannot_be_written_is_exit_code_2_and_no_fault(folder, capfd
     error = json.loads(out)["error"]
     assert error["type"] == "ConfigError"
     assert refused in error["message"]
-    assert "\n  " in error["message"], "how to put it right"
+    assert "\n  " in error["message"], "the message must say how to fix it"
     assert sorted(folder.rglob("*")) == before
     assert (folder / "file").read_text() == "mine"
 

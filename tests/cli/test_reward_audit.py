@@ -1,4 +1,4 @@
-"""`posttrain reward audit`: exit codes, one JSON object, a run's config file, and what it says about wrong input."""
+"""`posttrain reward audit`: exit codes, one JSON object, the config file of a run, and errors for wrong input."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What starts quickly loads nothing heavy, and the shell's completion knows verbs, algorithms and settings."""
+"""Quick commands import nothing heavy, and the shell completion knows verbs, algorithms and settings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_the_version_is_said(capsys):
 
 
 def completed(words: str, place: Path) -> list[str]:
-    """What bash is given for the last word."""
+    """Return the completions that bash receives for the last word."""
     code = "import sys; sys.argv = ['posttrain']\nfrom posttrain.cli import main\ntry:\n    main()\nfinally:\n    " + (
         f"assert not [name for name in {HEAVY!r} if name in sys.modules]"
     )

@@ -1,4 +1,4 @@
-"""The configuration: what is read, which value wins and who gave it, what is refused and with which words."""
+"""The configuration: how it is read, which value wins and its origin, and what is refused with which words."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def test_something_else_than_a_source_is_refused():
 
 # --- precedence and origins -------------------------------------------------------------------------------------------
 
-LAYERED = {  # a leaf of each kind, with values that each layer may give
+LAYERED = {  # one leaf of each kind, with values that any layer may give
     "train.learning_rate": st.floats(0, 1),
     "sampling.group_size": st.integers(1, 99),
     "sampling.stop": st.lists(st.text(min_size=1), max_size=2),
@@ -1101,7 +1101,7 @@ def test_a_critic_of_another_kind_has_no_such_setting(overrides, message):
 
 
 def test_a_resolved_config_with_a_critic_can_be_loaded_again():
-    """It names every setting, those of other kinds with their defaults."""
+    """It names every setting, and the settings of other kinds with their defaults."""
     check(load("algorithm=ppo", "critic={kind: shared, path: null, rank: 16, alpha: 32}"))
 
 
@@ -1213,16 +1213,16 @@ def test_a_preset_consists_of_settings(name):
 
 
 def beside(preset: str) -> dict:
-    """A configuration that leaves open what the preset gives: the training, and its algorithm where it has one."""
+    """Return a configuration without the parts that the preset gives: the training, and its algorithm if it has one."""
     covered = {"train", *PRESETS[preset]}
     name = PRESETS[preset].get("algorithm", {}).get("name", "grpo")
     if ALGORITHMS[name].data_kind != "prompts":
-        covered.add("rewards")  # which nothing would call
+        covered.add("rewards")  # rewards would never be called
     return {k: v for k, v in MINIMAL.items() if k not in covered} | {"preset": preset}
 
 
 def test_the_meaning_of_a_preset_is_pinned():
-    """A change here is a new name, never another meaning."""
+    """A preset's meaning never changes. A different meaning needs a new name."""
     smoke = load_config({k: v for k, v in MINIMAL.items() if k != "train"}, ["preset=smoke"])
     assert {key: value for key, value in _leaves(smoke) if smoke.origins[key] == "preset:smoke"} == {
         "sampling.group_size": 2,
@@ -1251,7 +1251,7 @@ def test_the_meaning_of_a_preset_is_pinned():
         "trl-orpo",
         "trl-simpo",
     }
-    assert set(PRESETS) == {"smoke", "safe", *parity}  # their numbers: tests/algorithms/test_presets.py
+    assert set(PRESETS) == {"smoke", "safe", *parity}  # tests/algorithms/test_presets.py checks their numbers
 
 
 @catalogue("name", [name for name, preset in PRESETS.items() if "algorithm" in preset])

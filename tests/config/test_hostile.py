@@ -1,4 +1,4 @@
-"""Files and arguments that no person would write are refused in words, wherever in a configuration they stand."""
+"""Files and arguments that nobody would write are refused with a readable message, wherever they occur."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def refused(*arguments, **named) -> str:
         check(load_config(*arguments, **named))
     message = str(caught.value)
     assert len(message) < 3000
-    assert message.encode()  # can be printed, and saved
+    assert message.encode()  # can be printed and saved
     return message
 
 

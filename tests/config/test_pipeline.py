@@ -1,4 +1,4 @@
-"""Several runs in one file: what each stage gets, and what is refused before anything is trained."""
+"""Several runs in one file: the settings of each stage, and what is refused before anything is trained."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REWARD = {"name": "exact_match"}
 
 
 def pipeline(**changes: Any) -> dict[str, Any]:
-    """SFT, a reward model, and two rounds of GRPO that score with it."""
+    """Return SFT, a reward model, and two rounds of GRPO that use it as their reward."""
     given = {
         "model": {"path": "start", "gguf_file": "weights.gguf"},
         "seed": 3,
@@ -43,7 +43,7 @@ def with_stage(place: int, **changes: Any) -> dict[str, Any]:
     return given
 
 
-# what the stages get
+# settings of the stages
 
 
 def test_a_stage_has_the_shared_settings_and_its_own_before_them():
@@ -151,7 +151,7 @@ def test_settings_of_the_pipeline_and_python_mappings():
     assert read_pipeline(pipeline(), ["stop-if-worse=true"]).settings.stop_if_worse
 
 
-# what is refused, and what is worth a line
+# refusals and warnings
 
 
 @pytest.mark.parametrize(

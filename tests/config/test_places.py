@@ -1,4 +1,4 @@
-"""Every mistake of a configuration is told in one go, each with the line or the argument in which it stands."""
+"""All mistakes in a configuration are reported together, each with its line or argument."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def refusal(source, *overrides, read=load_config, **named) -> str:
 
 
 def places(message: str) -> dict[str, str]:
-    """Setting -> place, of each numbered mistake."""
+    """Return setting -> place for each numbered mistake."""
     found = re.findall(
         r"^ *\d+\. (?:stage \S+: )?(\S+) .*?\(((?:/[^()]*, )?(?:line \d+|argument .*?))\)", message, re.M
     )

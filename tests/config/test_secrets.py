@@ -1,4 +1,4 @@
-"""Secrets in free-form settings: none reaches a file or a message, whatever it stands in."""
+"""Secrets in free-form settings: none reaches a file or a message, wherever it is."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SECRETS: list[object] = [
     {"password": CANARY.encode()},
     {"headers": {"Authorization": f"Basic {CANARY}"}},
 ]
-"""Settings that hold a secret, in the forms in which people write them."""
+"""Settings that contain a secret, in the forms in which people write them."""
 NESTED = st.recursive(
     st.sampled_from(SECRETS),
     lambda inner: (

@@ -1,4 +1,4 @@
-"""What the controller orders, event by event."""
+"""The commands of the controller, event by event."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def limits(**changes: Any) -> Limits:
 
 
 def started(engines: str = "a", **changes: Any) -> tuple[Controller, list[Command]]:
-    """A controller whose engines have version 0, and its first submits."""
+    """Return a controller whose engines have version 0, and its first submits."""
     controller = Controller(limits(**changes), engines=engines)
     for engine in engines:
         controller.handle(Joined(engine))
@@ -64,7 +64,7 @@ def started(engines: str = "a", **changes: Any) -> tuple[Controller, list[Comman
 
 
 def answer(controller: Controller, commands: Iterable[Command], version: int = 0, count: int = 3) -> list[Command]:
-    """All submitted rows are decoded to their end; what is ordered then."""
+    """Decode all submitted rows to their end, and return the resulting commands."""
     ordered: list[Command] = []
     for submit in commands:
         if isinstance(submit, Submit):
@@ -75,7 +75,7 @@ def answer(controller: Controller, commands: Iterable[Command], version: int = 0
 
 
 def scored(controller: Controller, commands: Iterable[Command]) -> list[Command]:
-    """All rewards that were asked for are given; what is ordered then."""
+    """Give all requested rewards, and return the resulting commands."""
     ordered: list[Command] = []
     for score in commands:
         if isinstance(score, Score):
@@ -95,13 +95,13 @@ def test_a_synchronous_step():
     assert waiting(controller) == {("score", "rewards")}
     assert controller.handle(Scored(1)) == []
     assert controller.handle(Scored(0)) == [Deliver(0, (0, 1))]
-    assert controller.handle(Trained(1)) == [Publish(1)], "nothing is sampled with old weights"
+    assert controller.handle(Trained(1)) == [Publish(1)], "no row is sampled with old weights"
     assert controller.handle(Published(1)) == [Load("a", 1)]
     assert controller.handle(Loaded("a", 1)) == [Submit("a", Row(group, g), 1, 0) for group in (2, 3) for g in (0, 1)]
 
 
 def in_turns(**changes: Any) -> tuple[Controller, list[Command]]:
-    """A controller of one group a step, whose two rows have turns, and what it orders of their environments."""
+    """Return a controller with one group per step and rows with turns, and its commands to their environments."""
     controller = Controller(limits(prompts_per_step=1, turns=True, **changes), engines="a")
     controller.handle(Joined("a"))
     opened = [command for command in controller.handle(Published(0)) if isinstance(command, Open)]
@@ -110,7 +110,7 @@ def in_turns(**changes: Any) -> tuple[Controller, list[Command]]:
 
 
 def test_a_row_of_several_turns_is_with_its_environment_or_with_an_engine():
-    """Environments begin before the first turn, and again in parallel: nobody but the group waits for one."""
+    """Environments start before the first turn, and again after each, in parallel. Only the group waits for them."""
     controller, opened = in_turns()
     one, other = Row(0, 0), Row(0, 1)
     assert opened == [Open(one), Open(other)]
@@ -118,14 +118,14 @@ def test_a_row_of_several_turns_is_with_its_environment_or_with_an_engine():
     assert controller.handle(Resumed(one)) == [Submit("a", one, 1, 0)]
     controller.handle(Drew("a", one, 1, 0, 5))
     assert controller.handle(Paused("a", one, 1)) == []
-    assert waiting(controller) == {("act", "environments"), ("ask", "trainer")}, "the engine is not late"
-    assert controller.handle(Ended("a", one, 1)) == [], "of an attempt that is over"
+    assert waiting(controller) == {("act", "environments"), ("ask", "trainer")}, "the engine may not count as late"
+    assert controller.handle(Ended("a", one, 1)) == [], "the event belongs to an attempt that is over"
     assert controller.handle(Resumed(one)) == [Submit("a", one, 2, 5)]
     controller.handle(Drew("a", one, 2, 0, 3))
     controller.handle(Paused("a", one, 2))
     assert controller.handle(Finished(one)) == []
-    assert controller.handle(Finished(other)) == [Score(0)], "one that is over before its first turn"
-    assert controller.handle(Resumed(one)) == [], "it is over"
+    assert controller.handle(Finished(other)) == [Score(0)], "the other row is over before its first turn"
+    assert controller.handle(Resumed(one)) == [], "the row is over"
 
 
 def test_a_row_whose_environment_failed_begins_anew():
@@ -147,7 +147,7 @@ def test_a_turn_under_way_goes_on_elsewhere_and_what_is_away_stays():
 
 
 def test_open_trajectories_begin_anew_in_a_run_that_goes_on():
-    """Those that are over are kept."""
+    """Finished trajectories are kept."""
     controller, _ = in_turns()
     for row in (Row(0, 0), Row(0, 1)):
         controller.handle(Resumed(row))
@@ -174,7 +174,7 @@ def test_a_group_whose_environments_never_answer_is_given_up():
 
 
 def test_the_last_engine_is_not_waited_for_in_environments():
-    """Their rows could not be drawn, and where only so many are open at once the others never begin."""
+    """Their rows could not be drawn, and if the number of open rows is limited, the others would never begin."""
     controller, _ = in_turns(attempts=1)
     controller.handle(Resumed(Row(0, 0)))
     controller.handle(Asked())
@@ -185,7 +185,7 @@ def test_the_last_engine_is_not_waited_for_in_environments():
 
 
 def due(engines: str = "a", **changes: Any) -> tuple[Controller, list[Command]]:
-    """A controller whose engines share the trainer's device, when the groups of its first step are there."""
+    """Return a controller whose engines share the trainer's device, once the groups of its first step are complete."""
     controller, commands = started(engines, in_turns=True, **changes)
     controller.handle(Asked())
     return controller, scored(controller, answer(controller, commands))
@@ -197,7 +197,7 @@ def test_on_one_device_engines_sleep_before_a_step_is_trained_and_wake_to_load_i
     assert waiting(controller) == {("sleep", "a")}
     assert controller.handle(Slept("a")) == [Deliver(0, (0, 1))]
     assert controller.handle(Trained(1)) == [Publish(1)]
-    assert waiting(controller) == {("publish", "trainer")}, "nobody is late who sleeps"
+    assert waiting(controller) == {("publish", "trainer")}, "a sleeping engine is not late"
     assert controller.handle(Published(1)) == [Load("a", 1)]
     assert controller.handle(Loaded("a", 1)) == [Submit("a", Row(group, g), 1, 0) for group in (2, 3) for g in (0, 1)]
 
@@ -206,7 +206,7 @@ def test_the_batch_waits_for_all_engines_to_sleep():
     controller, commands = due("ab")
     assert commands == [Sleep("a"), Sleep("b")]
     assert controller.handle(Slept("b")) == []
-    assert controller.handle(Slept("b")) == [], "said twice"
+    assert controller.handle(Slept("b")) == [], "the engine reported it twice"
     assert controller.handle(Slept("a")) == [Deliver(0, (0, 1))]
 
 
@@ -229,7 +229,7 @@ def test_an_engine_that_never_manages_to_sleep_stays_away():
     controller.handle(Asked())
     assert scored(controller, answer(controller, commands, version=1)) == [Sleep("a")]
     assert controller.handle(Lost("a", "keeps its memory"))[0] == Dismiss("a"), (
-        "rows that it ended in between do not count"
+        "rows that it finished in between do not reset the count"
     )
 
 
@@ -253,7 +253,7 @@ def test_an_engine_that_somebody_starts_while_a_step_is_trained_is_told_to_sleep
     assert controller.handle(Joined("a")) == [Sleep("a")]
     assert waiting(controller) == {("sleep", "a"), ("train", "trainer")}
     controller.handle(Trained(1))
-    assert controller.handle(Published(1)) == [], "it is woken once it sleeps"
+    assert controller.handle(Published(1)) == [], "the engine is woken only after it has fallen asleep"
     assert controller.handle(Slept("a")) == [Load("a", 1)]
 
 
@@ -266,9 +266,9 @@ def test_a_run_ends_with_its_last_version():
     controller, commands = started(last_version=1)
     controller.handle(Asked())
     scored(controller, answer(controller, commands))
-    assert controller.handle(Trained(1)) == [Publish(1)], "what was trained last is evaluated by engines, too"
+    assert controller.handle(Trained(1)) == [Publish(1)], "engines evaluate the last version, too"
     assert controller.handle(Published(1)) == [Load("a", 1)]
-    assert controller.handle(Loaded("a", 1)) == [], "no step would train what is begun now"
+    assert controller.handle(Loaded("a", 1)) == [], "no step would train a group that begins now"
     assert controller.handle(Asked()) == [Stop("done", failed=False)]
     assert controller.waits() == frozenset()
     assert controller.handle(Asked()) == []
@@ -276,10 +276,10 @@ def test_a_run_ends_with_its_last_version():
 
 def test_an_evaluation_goes_before_all_else_and_is_answered_by_the_weights_of_its_version():
     controller, commands = started(run_ahead=1)
-    assert len(commands) == 8, "two steps are begun"
+    assert len(commands) == 8, "the rows of two steps have begun"
     asked = controller.handle(Evaluate(-1, 3))
     assert asked == [Submit("a", Row(-1, g), 1, 0) for g in range(3)]
-    assert waiting(controller) == {("draw", "a")}, "the trainer waits itself"
+    assert waiting(controller) == {("draw", "a")}, "the trainer itself waits for the evaluation"
     assert controller.in_flight == 4
     assert [group["group"] for group in controller.state()["in_flight"]] == [0, 1, 2, 3]
     assert answer(controller, asked) == [Evaluated(-1)]
@@ -352,7 +352,7 @@ def test_the_place_of_a_voided_group_goes_to_another_prompt():
     answer(controller, [Submit("a", Row(2, g), 1, 0) for g in (0, 1)])
     controller.handle(Asked())
     controller.handle(Scored(2))
-    assert controller.handle(Scored(1)) == [Deliver(0, (1, 2))], "the older first, whenever it was scored"
+    assert controller.handle(Scored(1)) == [Deliver(0, (1, 2))], "the older group comes first, whenever it was scored"
 
 
 def test_a_publication_waits_until_nobody_reads_what_it_overwrites():
@@ -409,7 +409,9 @@ def test_an_engine_that_draws_with_weights_older_than_it_said_is_lost():
     controller.handle(Asked())
     controller.handle(Trained(1))
     controller.handle(Published(1))
-    assert not any(isinstance(c, Restart) for c in controller.handle(Drew("b", Row(1, 0), 1, 0, 2))), "it still loads"
+    assert not any(isinstance(c, Restart) for c in controller.handle(Drew("b", Row(1, 0), 1, 0, 2))), (
+        "the engine is still loading"
+    )
     controller.handle(Loaded("b", 1))
     assert controller.handle(Drew("b", Row(1, 0), 1, 0, 2))[0] == Restart("b")
 
@@ -426,7 +428,7 @@ def test_an_engine_that_is_lost_too_often_stays_away_and_the_last_one_ends_the_r
 
 
 def test_engines_that_never_start_end_the_run_before_anything_is_published():
-    """The trainer cannot publish first: how weights are laid out is what an engine says."""
+    """The trainer cannot publish before, because an engine tells it the layout of the weights."""
     controller = Controller(limits(attempts=2), engines="ab")
     commands = [c for name in "aabb" for c in controller.handle(Lost(name, "exited with code 1"))]
     assert commands[:3] == [Restart("a"), Dismiss("a"), Restart("b")]
@@ -441,7 +443,7 @@ def test_a_row_that_no_engine_survives_takes_its_group_with_it():
     controller.handle(Lost("a", "was killed"))
     commands = controller.handle(Lost("b", "was killed"))
     given_up = [command.group for command in commands if isinstance(command, GiveUp)]
-    assert given_up == [0], "group 0 was at a, then at b; group 1 was at b alone"
+    assert given_up == [0], "group 0 was at a, then at b; group 1 was only at b"
 
 
 def test_a_row_that_gets_on_in_each_attempt_is_never_given_up():
@@ -469,7 +471,7 @@ def test_lost_rewards_are_asked_for_again_and_then_given_up():
     assert controller.handle(ScoringLost(0, "killed")) == [Score(0)]
     (late,) = (wait for wait in controller.waits() if (wait.kind, wait.progress) == ("score", 0))
     assert controller.handle(Late(late)) == [Score(0)]
-    assert controller.handle(Late(late)) == [], "it has been answered"
+    assert controller.handle(Late(late)) == [], "the wait has been answered"
     given_up, *submits = controller.handle(ScoringLost(0, "killed"))
     assert given_up == GiveUp(0, "its rewards were asked for 3 times: killed")
     assert submits == [Submit("a", Row(2, g), 1, 0) for g in (0, 1)]
@@ -536,7 +538,7 @@ def test_a_run_goes_on_from_its_state():
     assert (state["next_group"], state["finished"]) == (4, [0])
     again = Controller.restored(controller.limits, state, engines="b")
     assert again.state() == state
-    assert again.handle(Published(0)) == [], "group 3 has still to be decoded"
+    assert again.handle(Published(0)) == [], "group 3 still has to be decoded"
     again.handle(Joined("b"))
     submits = [command for command in again.handle(Loaded("b", 0)) if isinstance(command, Submit)]
     assert [(s.row, s.drawn) for s in submits if s.row.group == 1] == [(Row(1, 0), 7), (Row(1, 1), 0)]

@@ -1,4 +1,4 @@
-"""Events in any order: hypothesis chooses among all that could happen next. The invariants hold, and it ends."""
+"""Events in any order: hypothesis chooses among all possible next events. The invariants hold, and every run ends."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ ENGINES = ("a", "b", "c")
 
 
 class Adversary:
-    """Answers commands whenever it likes, and breaks what it likes."""
+    """The opponent of the controller. It answers commands in any order, and causes faults."""
 
     def __init__(self, limits: Limits, evaluates: int = 0) -> None:
-        """`evaluates`: each such version is evaluated before the next batch; 0: none."""
+        """Each version that is a multiple of `evaluates` is evaluated before the next batch. 0 means no evaluations."""
         self.evaluates, self.asks_after = evaluates, set[int]()
         self.limits, self.controller = limits, Controller(limits, engines=ENGINES)
         self.observer = Observer(limits, engines=ENGINES)
@@ -69,12 +69,12 @@ class Adversary:
         self.asks_after.clear()
         self.version = version
         self.held: dict[str, dict[Row, int]] = {}
-        """Of each engine that is there its rows, with their attempts."""
+        """The rows of each engine, with their attempts."""
         self.weights: dict[str, int] = {}
         self.to_come: list[Event] = [Published(version), *(Joined(name) for name in ENGINES)]
-        """What is on its way."""
+        """Events that are on their way."""
         self.past: list[Event] = []
-        """Of engines that are gone, or rows that were taken from them."""
+        """Events of engines that are gone, or of rows that were taken from them."""
 
     def tell(self, event: Event) -> None:
         if event in self.to_come:
@@ -155,7 +155,7 @@ class Adversary:
             self.to_come.append(Joined(name))
 
     def progress(self) -> list[Event]:
-        """All that could happen next without a fault."""
+        """Return all events that could happen next without a fault."""
         events = list(self.to_come)
         for name, rows in self.held.items():
             if name in self.weights and not any(isinstance(e, Loaded) and e.engine == name for e in self.to_come):
@@ -177,14 +177,14 @@ class Adversary:
         return events
 
     def kill(self) -> None:
-        """Everything ends, and goes on from the last step."""
+        """End everything, and continue from the last step."""
         self.controller = Controller.restored(self.limits, self.state, engines=ENGINES)
         self.observer.restored(self.books, self.state, ENGINES)
         del self.trained[self.state["version"] * self.limits.prompts_per_step :]
         self.start(self.state["version"])
 
     def finish(self) -> None:
-        """Without further faults: a row ends after two pieces."""
+        """Continue without further faults. A row ends after two pieces."""
         for turn in range(5000):
             if self.stop is not None:
                 return
@@ -195,7 +195,7 @@ class Adversary:
 
 
 CHOICE = st.tuples(st.integers(0, 99), st.integers(0, 1 << 16))
-"""What kind of thing happens, and which of its kind."""
+"""The kind of the next event, and which one of that kind."""
 
 
 def play(game: Adversary, choices: list[tuple[int, int]], user_ends: bool) -> None:

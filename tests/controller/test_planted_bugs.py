@@ -1,4 +1,4 @@
-"""Each bug is one line of behaviour, planted in the controller; the observer finds it and calls it by its name."""
+"""Each bug changes one line of the controller's behaviour. The observer finds it and names the right invariant."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ class BelievesAnyLoad(Controller):
 
 class SubmitsToOldWeights(Controller):
     def _load(self):
-        """Weights are loaded when the engine has nothing else to do."""
+        """Weights are loaded only when the engine has nothing else to do."""
         for name, engine in self._engines.items():
             if engine.version is None or not engine.rows:
                 published, others = self._published, self._engines
@@ -443,16 +443,16 @@ BUGS = {
     KeepsTokensOfTurnsThatBeginAnew: "tokens",
     ForgetsTheDeadlineOfEnvironments: "owners",
 }
-"""Each with the invariant that it breaks."""
+"""Bugs, each with the invariant that it breaks."""
 
 
 def names_found(bug: type[Controller], expected: str) -> set[str]:
-    """The invariants that are broken in the first schedules in which any is, until the expected one is among them."""
+    """Return the invariants broken in the first failing schedules, up to the one that breaks the expected invariant."""
     found: set[str] = set()
     for seed in SEEDS:
         try:
             found |= {broken.name for broken in scheduled(seed, controller=bug).broken}
-        except (KeyError, ValueError):  # the bug has led the controller itself astray
+        except (KeyError, ValueError):  # the bug has crashed the controller itself
             continue
         if expected in found:
             break
@@ -460,7 +460,7 @@ def names_found(bug: type[Controller], expected: str) -> set[str]:
 
 
 LONG_IN_COMING = (BelievesEarlierAttempts, ForgetsGroupsThatWereBeingScored, KeepsTokensOfTurnsThatBeginAnew)
-"""Others break the same invariants sooner."""
+"""Bugs that take long to show. Other bugs break the same invariants sooner."""
 
 
 @pytest.mark.parametrize("bug", few(BUGS, *(bug for bug in BUGS if bug not in LONG_IN_COMING)))

@@ -1,4 +1,4 @@
-"""Admission, ages of tokens and pieces of a row: the vectors that the rules were written down with."""
+"""Admission, ages of tokens and pieces of a row: the test vectors from the specification of the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simulated runs: what they predict, that they repeat themselves, and what holds in hundreds of them with faults."""
+"""Simulated runs: their predictions, their repeatability, and the invariants in hundreds of runs with faults."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_the_same_seed_gives_the_same_run():
 
 
 def test_a_synchronous_run_takes_what_can_be_computed_by_hand():
-    """Two rows of 100 tokens of 10 ms, a step of 1 s, a publication of 0.1 s before the first and after each."""
+    """Two rows have 100 tokens of 10 ms, a step takes 1 s, a publication 0.1 s, before the first step and after
+    each."""
     workload = Workload(
         slots=2,
         seconds_per_token=0.01,
@@ -97,7 +98,7 @@ def test_a_synchronous_run_takes_what_can_be_computed_by_hand():
 
 
 def test_an_engine_decodes_its_rows_side_by_side_and_the_others_wait():
-    """Four rows of 10 tokens in two slots: twice 10 tokens of 1 + 2 * 0.5 s."""
+    """Four rows of 10 tokens use two slots: twice 10 tokens of 1 + 2 * 0.5 s."""
     workload = Workload(
         slots=2,
         seconds_per_token=1.0,

@@ -1,4 +1,4 @@
-"""A judge server for the runs that show what each setting of a judge changes, and the table of those settings."""
+"""A judge server for the runs that show the effect of each judge setting, and the table of those settings."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ VERDICTS: dict[str, tuple[dict[str, Any], Any]] = {
     "max_tokens": (SERVED, 99),
     "request": (SERVED, {"user": "me"}),
 }
-"""Settings that change what is asked, or of whom: where they are looked at, and another value."""
+"""Settings that change the request or its receiver: the judge to show each with, and another value."""
 
 LOSSES: dict[str, tuple[dict[str, Any], Any]] = {
     "timeout": (SLOW, 0.02),
@@ -57,9 +57,9 @@ LOSSES: dict[str, tuple[dict[str, Any], Any]] = {
 
 
 class HashedVerdicts(Server):
-    """The verdict is a function of every byte that was sent.
+    """A server whose verdict is a function of every byte of the request.
 
-    /slow takes its time, /flaky fails every first time, /once fails every time but the first.
+    /slow takes its time, /flaky fails every first attempt, and /once fails every attempt but the first.
     """
 
     def __init__(self) -> None:

@@ -1,9 +1,9 @@
-"""A tiny run and everything that it leaves behind, as one flat mapping: what two runs differ in can then be asked for.
+"""A tiny run and everything that it leaves behind, as one flat mapping, so that a test can compare two runs.
 
     place.record({"train.learning_rate": 0.02})   ->   {"metrics/loss": [...], "rollouts/reward": [...], "weights": ...}
 
-Left out is what no two runs have in common (times, memory) and what only repeats a setting (config.yaml, and the
-arguments that evaluation.json lists beside its results).
+The record leaves out what always differs (times, memory) and what only repeats a setting (config.yaml, and the
+arguments that evaluation.json lists next to its results).
 """
 
 from __future__ import annotations
@@ -30,30 +30,30 @@ from posttrain.train.api import run_folder, train_resolved
 Record = Mapping[str, Any]
 
 REPEATED = {"prompts", "samples", "confidence", "temperature", "top_p", "max_completion_length", "seed"}
-"""Settings that an evaluation lists beside its results."""
+"""Settings that an evaluation lists next to its results."""
 
 
 class Place:
-    """A folder with models, data and rewards, in which runs are made; each different run is made once."""
+    """A folder with models, data and rewards for the runs. Each different run is made only once."""
 
     def __init__(self, folder: Path, plain: Mapping[str, Any]) -> None:
         self.folder, self.plain = folder, plain
         self.known: dict[str, Record] = {}
 
     def record(self, changes: Mapping[str, Any], *, with_effort: bool = False) -> Record:
-        """What a run of the plain settings with these changes leaves behind."""
+        """Return the record of a run with the plain settings and these changes."""
         key = json.dumps([changes, with_effort])
         if key not in self.known:
             self.known[key] = self.run(changes, with_effort=with_effort)
         return self.known[key]
 
     def run(self, changes: Mapping[str, Any], *, with_effort: bool = False) -> Record:
-        """The same, made anew. Paths in the settings are relative to the folder."""
+        """Make the run again and return its record. Paths in the settings are relative to the folder."""
         with contextlib.chdir(self.folder):
             return run_and_record(self.plain, changes, with_effort)
 
     def refusal(self, changes: Mapping[str, Any]) -> str | None:
-        """What is said against the plain settings with these changes before a run begins; None: nothing."""
+        """Return the error that a run with these changes gives before it begins, or None."""
         with contextlib.chdir(self.folder):
             try:
                 check(load_config(self.plain, changes).config)
@@ -79,7 +79,7 @@ def run_and_record(plain: Mapping[str, Any], changes: Mapping[str, Any], with_ef
 
 
 def read_run(folder: Path) -> Record:
-    """The run folder as one flat mapping."""
+    """Return the run folder as one flat mapping."""
     files = sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return {
         "folder": str(folder.parent),
@@ -103,7 +103,7 @@ def read_events(folder: Path) -> Iterator[str]:
 
 
 def read_metrics(folder: Path) -> Record:
-    """Each metric over the steps, and which metrics there are at all."""
+    """Return each metric over the steps, and the names of all metrics."""
     rows = read_lines(folder / "metrics.jsonl")
     names = list(dict.fromkeys(name for row in rows for name in row))
     measured = [name for name in names if not name.startswith(("time/", "memory/"))]
@@ -111,7 +111,7 @@ def read_metrics(folder: Path) -> Record:
 
 
 def read_rollouts(folder: Path) -> Record:
-    """Each column over all completions of the run."""
+    """Return each column over all completions of the run."""
     columns: dict[str, list[Any]] = {}
     for file in sorted((folder / "rollouts").glob("*.parquet")):
         for name, values in parquet.read_table(file).to_pydict().items():
@@ -121,7 +121,7 @@ def read_rollouts(folder: Path) -> Record:
 
 
 def read_evaluations(folder: Path) -> Record:
-    """The results in evaluation.json, and the answers behind them."""
+    """Return the results in evaluation.json, and the answers behind them."""
     file = folder / "evaluation.json"
     found = dict(flatten(json.loads(file.read_text()), "evaluation")) if file.exists() else {}
     for answers in sorted((folder / "evaluations").glob("*.jsonl")):
@@ -148,18 +148,18 @@ PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 class Effort(TorchDispatchMode):
-    """Counts what settings of memory and speed decide; none of it is a result."""
+    """Counts what settings of memory and speed change. None of it is a result."""
 
     def __init__(self) -> None:
         super().__init__()
         self.training_passes = 0
-        """Forward passes with gradient."""
+        """Number of forward passes with a gradient."""
         self.decoded_rows = 0
-        """Most rows that were decoded together."""
+        """Largest number of rows that were decoded together."""
         self.largest_logits = 0
-        """Most positions whose logits were held at once, in `vocabulary` columns."""
+        """Largest number of positions whose logits were held at the same time, in `vocabulary` columns."""
         self.kept_numbers = 0
-        """Numbers kept for backward passes."""
+        """Numbers that were kept for backward passes."""
         self.vocabulary = 0
 
     @contextlib.contextmanager

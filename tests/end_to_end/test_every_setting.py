@@ -1,9 +1,9 @@
 """Promise 6: no dead setting. Each setting changes what a run computes, records, keeps or refuses.
 
-One table, CASES: a setting, another value for it, and what must then differ from the run without that change: a metric,
-a column of the rollouts, the weights, an evaluation, an event, a file. Where a value is refused, the message is given.
-Settings of memory and speed must change how much is computed at once (`effort`, counted while the run goes on) and
-leave the results alone.
+A row of the table CASES has a setting, another value for it, and what must then differ from the run without that
+change: a metric, a column of the rollouts, the weights, an evaluation, an event or a file. If the value is refused, the
+row has the message instead. Settings of memory and speed must change how much is computed at a time (`effort`, counted
+during the run), and must not change the results.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ PLAIN: dict[str, Any] = {
     "guards": {"max_truncated": 1.0},
     "report": False,
 }
-"""One step of a random model over digits; the reward is 1 for a number close to the answer, else 0."""
+"""One step of a random model over digits. The reward is 1 for a number close to the answer, else 0."""
 MEASURED = {"data.eval_fraction": 0.25}
 SEEN_IN_THE_SECOND_STEP = {
     *(f"critic.{name}" for name in ("rank", "alpha", "learning_rate", "warmup_steps", "max_grad_norm")),
@@ -74,30 +74,30 @@ SEEN_IN_THE_SECOND_STEP = {
     *("online_dpo.ties", "dpo.divergence", "dpo.alpha", "dpo.tail_weight"),
     *("discopop.tau", "kto.undesirable_weight", "bco.reduction", "aot.comparison", "reward_regression.regress"),
 }
-"""Of the first step, a run with and without the change makes the same."""
+"""Settings that leave the first step unchanged. Their runs take two steps."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One setting given another value."""
+    """A setting with another value."""
 
     setting: str
-    """As `describe_fields` calls it, or ALGORITHM.SETTING."""
+    """Name of the setting as in `describe_fields`, or ALGORITHM.SETTING."""
     value: Any
     changes: str = ""
-    """What must differ: the name of something in a record, or the part of the name before a slash."""
+    """What must differ: the name of an entry in the record, or the part of the name before a slash."""
     refused: str = ""
-    """What the run must be refused or stopped with instead; a regular expression."""
+    """A regular expression for the error with which the run must be refused or stopped instead."""
     given: Mapping[str, Any] = field(default_factory=dict)
-    """Settings beside the plain ones, with and without the change."""
+    """Settings that are added to the plain ones, with and without the change."""
     keeps: str = ""
-    """What must stay the same, but for rounding."""
+    """Name of the entries that must stay the same, up to rounding."""
     needs: str = ""
-    """A package of an extra, without which it is skipped."""
+    """A package of an extra. Without it the case is skipped."""
 
     @property
     def algorithm(self) -> str:
-        """The algorithm whose setting it is; empty for one of the run."""
+        """The algorithm that the setting belongs to, or an empty string for a setting of the run."""
         key, dot, _ = self.setting.partition(".")
         return key if dot and key in ALGORITHMS else ""
 
@@ -123,10 +123,10 @@ def reward(function: str, **settings: Any) -> dict[str, Any]:
 
 
 SEVERAL_UPDATES = {"train.epochs": 3, "train.learning_rate": 0.05}
-"""The policy moves within a step, so that ratios and bounds on them matter."""
+"""The policy moves within a step, so ratios and their bounds matter."""
 CLIPPED = SEVERAL_UPDATES | {"algorithm.clip_low": 0.9, "algorithm.clip_high": 9.0}
 UNEVEN = {"sampling.stop": ["7"]}
-"""Answers of different lengths."""
+"""Answers have different lengths."""
 NARROW = SEVERAL_UPDATES | {"algorithm.divergence_low": 0.005, "algorithm.divergence_high": 0.005}
 TRUST_REGIONS = ("dapo", "gspo", "gspo_token", "gmpo", "cispo", "sapo", "vespo", "clip_cov", "kl_cov", "dppo")
 VESPO_WEIGHTS = ("k_pos", "lambda_pos", "k_neg", "lambda_neg")
@@ -155,7 +155,7 @@ LEARNED = {"rewards": [{"model": "reward_model"}], "reward_model": STAGE}
 SMOOTHED = ("dpo", "cdpo", "robust_dpo", "length_normalized_dpo", "hinge", "exo", "discopop", "aot")
 BETA_OF_PAIRS = (*SMOOTHED, "rpo", "dpop", "cpo", "mpo", "simpo", "orpo", "apo_zero", "apo_down", "nca", "sppo")
 CHECKED = {"check": [{"name": "exact_match"}], "alarms.baseline_disagreement": 0.01, "alarms.cusum_limit": 1.0}
-"""The check rejects what the reward accepts."""
+"""The check rejects answers that the reward accepts."""
 SEEN_AT_ONCE = {"alarms.reference_steps": 1, "train.learning_rate": 0.05, "train.steps": 8}
 GAMED = (
     SEEN_AT_ONCE
@@ -168,14 +168,14 @@ GAMED = (
         "sampling.max_completion_length": 40,
     }
 )
-"""What is paid for is what the check forbids, and it is learned in a few steps."""
+"""The reward pays for answers that the check forbids, and the model learns them in a few steps."""
 FAILS_MORE = SEEN_AT_ONCE | {"rewards": [reward("fails_at_several_sevens")], "guards.max_unscored": 1.0}
 READS = {"name": "exact_match", "settings": {"extract": "(.)"}, "weight": 0.0}
 ALIKE = SEEN_AT_ONCE | {"rewards": [reward("sevens"), READS]}
-"""The first character is read as the answer, and becomes a 7 whatever the gold is."""
+"""The first character is read as the answer, and becomes a 7 whatever the gold answer is."""
 HELD = {"algorithm.kl_coef": 0.01, "train.steps": 62, "evaluation.samples": 0, "guards.no_signal_steps": 99}
 STALE = {"train.steps": 2, "train.publish_every": 2, "train.learning_rate": 0.05}
-"""The second step learns from what the weights of the first wrote."""
+"""The second step learns from completions that the weights of the first step wrote."""
 MASKED = {"action": "mask", "low": 0.8, "high": 1.25}
 CORRECTED: dict[str, dict[str, Any]] = {
     **{
@@ -187,7 +187,7 @@ CORRECTED: dict[str, dict[str, Any]] = {
     "pass_at_k": {"algorithm.k": 2},
     "distillation": {"teacher": "other_model"},
 }
-"""Algorithms with what else they need in a run."""
+"""Algorithms, and the other settings that their run needs."""
 RUN_OF: dict[str, dict[str, Any]] = {
     **{name: {"teacher": "other_model"} for name in ("coef", "floor")},
     **{name: {"critic.kind": "shared"} for name in ("gae_lambda", "value_coef")},
@@ -196,20 +196,20 @@ RUN_OF: dict[str, dict[str, Any]] = {
     **dict.fromkeys(("tau_pos", "tau_neg", *VESPO_WEIGHTS, "penalty", "tau", "kl_coef"), SEVERAL_UPDATES),
     **dict.fromkeys(("divergence", "divergence_low", "divergence_high", "kl_estimator"), SEVERAL_UPDATES),
     "max_negative_divergence": SEVERAL_UPDATES,
-    "filter": SEVERAL_UPDATES | MEASURED,  # of these prompts, one has no signal
+    "filter": SEVERAL_UPDATES | MEASURED,  # one of these prompts has no signal
     **dict.fromkeys(("baseline", "aggregation", "whiten_over", "center", "shaping", "length_coef"), UNEVEN),
     **dict.fromkeys(("token_budget", "budget_penalty"), UNEVEN),
     "baseline_decay": {"train.steps": 3, "rewards": [reward("digits")]},
     "correction": STALE,
     "count_masked_sequences": {"train.mask_truncated": True, **UNEVEN},
 }
-"""What a setting of the open composition needs in a run, to be seen."""
+"""Settings that a run needs to show the effect of a setting of the open composition."""
 OTHERWISE: dict[str, tuple[dict[str, Any], Any]] = {
     "k": ({"baseline": "pass_at_k", "normalisation": "none", "k": 1}, 2),
     "correct_at": ({"baseline": "pass_at_k", "normalisation": "none", "k": 2}, 2.0),
     "correction": ({}, {"high": 1.0}),
 }
-"""Where answers of a run have other rewards than those of that table."""
+"""Replacements for entries of that table, because the answers of a run have different rewards."""
 COMPOSED = {
     name: (RUN_OF.get(name, {}) | {f"algorithm.{choice}": option for choice, option in beside.items()}, value)
     for name, (beside, value) in (SETTINGS | OTHERWISE).items()
@@ -222,7 +222,7 @@ PAIRWISE = {"rewards": [{"judge": SERVED | {"mode": "pairwise"}}]}
 
 
 def judge_cases() -> Iterator[Case]:
-    """A case for each setting of a judge. The model that is here is random and gives no verdict."""
+    """Yield a case for each setting of a judge. The local judge model is random and gives no verdict."""
     yield Case("rewards.N.judge", {"rubric": "Be brief."}, "rollouts/reward", given={"rewards": [{"judge": SERVED}]})
     yield Case("check.N.judge", {"rubric": "Be brief."}, "evaluation/check", given={"check": [{"judge": SERVED}]})
     name = "rewards.N.judge"
@@ -387,23 +387,25 @@ CASES = [
     Case("train.tokens_per_microbatch", 20, "effort/training_passes", keeps="metrics/grad_norm"),
     Case("train.logprob_chunk_tokens", 8, "effort/largest_logits", keeps="metrics/grad_norm"),
     Case("train.gradient_checkpointing", True, "effort/kept_numbers", keeps="metrics/grad_norm"),
-    Case(  # what it does where it is not refused: tests/models/test_compiled.py
+    Case(  # tests/models/test_compiled.py shows its effect
         "train.compile", True, given={"train.gradient_checkpointing": True}, refused="train.compile = true with"
     ),
     Case("train.mask_truncated", True, "weights"),
-    Case(  # what it does where it is not refused: tests/ranks
+    Case(  # tests/ranks shows its effect
         "train.devices", 2, given={"train.compile": True}, refused="train.compile = true with train.devices = 2"
     ),
-    Case("train.shard", 2, refused="train.shard = 2 with train.devices = 1"),  # else: tests/ranks
-    Case("train.tensor", 2, refused="train.tensor = 2 with train.devices = 1"),  # else: tests/ranks
-    Case("train.cpu_offload", True, refused="train.cpu_offload = true with train.devices = 1"),  # else: tests/ranks
-    Case(  # what it does where it is not refused: tests/engines/test_vllm.py
+    Case("train.shard", 2, refused="train.shard = 2 with train.devices = 1"),  # tests/ranks shows its effect
+    Case("train.tensor", 2, refused="train.tensor = 2 with train.devices = 1"),  # tests/ranks shows its effect
+    Case(
+        "train.cpu_offload", True, refused="train.cpu_offload = true with train.devices = 1"
+    ),  # tests/ranks shows its effect
+    Case(  # tests/engines/test_vllm.py shows its effect
         "rollout.engine", "vllm", given={"rollout.keep_cache": True}, refused="keep_cache = true with rollout.engine"
     ),
     Case("rollout.url", ["http://127.0.0.1:1"], refused="rollout.engine = local, which uses no server"),
     Case("rollout.placement", "shared", refused="rollout.engine = local, which has no server to place"),
     Case("rollout.engines", 1, "metrics/queue"),
-    Case("cluster", "ray", refused="cluster with rollout.engines = 0"),  # what it does elsewhere: tests/cluster
+    Case("cluster", "ray", refused="cluster with rollout.engines = 0"),  # tests/cluster shows its effect
     Case("cluster.address", "local", refused="cluster with rollout.engines = 0"),
     Case("train.run_ahead", 1, "metrics/staleness/mean", given={"rollout.engines": 1, "train.max_staleness": 1}),
     Case("train.max_staleness", 1, refused="ConfigError: train.max_staleness = 1"),
@@ -704,7 +706,9 @@ CASES = [
     *(Case(f"{key}.beta", 0.7, "metrics/grad_norm", given=LABELS) for key in ("kto", "bco")),
     Case("kto.desirable_weight", 3.0, "metrics/loss", given=LABELS),
     Case("kto.undesirable_weight", 3.0, "metrics/loss", given=LABELS),
-    Case("bco.reduction", "class_means", "metrics/loss", given=LABELS | MEASURED),  # of these rows, classes differ
+    Case(
+        "bco.reduction", "class_means", "metrics/loss", given=LABELS | MEASURED
+    ),  # the two classes of these rows differ in size
     Case("aot.comparison", "unpaired", "metrics/loss", given=PAIRS),
     Case("reward_model.margin", 1.0, "weights", given=PAIRS),
     Case("reward_model.margin", "data", "weights", given=PAIRS),
@@ -729,28 +733,31 @@ SHOWN_BY_WATCHES = {
         *("reference_steps", "heldout_z", "heldout_window", "gap"),
     )
 }
-"""What sets alarms off: tests/watch/test_alarms.py moves each of these limits. Here, alarms.cusum_limit does."""
+"""Settings that set off alarms. tests/watch/test_alarms.py moves each of them. Here, alarms.cusum_limit does."""
 SHOWN_BY_ENGINES = {"rollout.engines", "train.run_ahead"}
-"""tests/faults/test_engines.py has engines, which are ahead."""
+"""tests/faults/test_engines.py uses engines that run ahead."""
 GIVEN_TO_SESSIONS = {
     *("environment.settings", "environment.timeout", "environment.attempts", "environment.max_result_length"),
     *("agent.command", "agent.settings", "agent.timeout", "agent.attempts", "agent.history", "agent.sampling"),
     *("environment.history", "sampling.max_turns", "sampling.max_trajectory_length"),
 }
-"""test_a_setting_of_turns_reaches_their_sessions asks the first half of their way, and tests/episodes what each does
-there. environment.function, agent.function and tools are shown by runs."""
+"""test_a_setting_of_turns_reaches_their_sessions checks the way to the sessions, and tests/episodes the effect of each
+setting there. Runs show environment.function, agent.function and tools."""
 ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
-"""Each setting of theirs is asked for a change of the loss itself."""
+"""Kinds of losses whose every setting is tested on the loss itself."""
 IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")
-"""Of each kind of such a loss, those of which `make test` shows a setting by whole runs."""
+"""Algorithms of each such kind for which `make test` shows a setting by whole runs."""
 
 
 def thinned(cases: Sequence[Case]) -> Iterator[Any]:
-    """Losses share one way from the config to them: where a first setting of a loss of IN_WHOLE_RUNS has shown that it
-    leads there, its others are slow, and so are those of other losses. For each of them,
-    test_a_setting_of_a_loss_reaches_it_alone asks the first half of that way, and the second half, that each loss heeds
-    each of its settings, is asked in tests/algorithms: test_settings.py and test_preference_invariances.py.
-    So is slow what the sets above name, and further values of a setting.
+    """Mark cases as slow that other tests cover.
+
+    All losses get their settings from the config in the same way. If a first setting of a loss of IN_WHOLE_RUNS has
+    shown that way to work, its other settings are slow, and so are the settings of other losses.
+    test_a_setting_of_a_loss_reaches_it_alone checks that each of them reaches its loss. tests/algorithms checks that
+    each loss heeds each of its settings, in test_settings.py and test_preference_invariances.py.
+
+    Settings in the sets above are slow, too, and so are further values of a setting.
     """
     shown = set[str]()
     changed = set[str]()
@@ -766,18 +773,18 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
 
 
 ENDS_THE_PROCESS = {"guards.stalled_minutes"}
-"""tests/faults/test_stalls.py shows it, in processes of its own."""
+"""tests/faults/test_stalls.py shows its effect, in separate processes."""
 SHOWN_WITH_RANKS = {"train.restarts", "train.rank_deadline"}
-"""In tests/ranks/test_jobs.py."""
+"""tests/ranks/test_jobs.py shows their effect."""
 SHOWN_WITH_ENGINES = {"rollout.keep_cache", "rollout.deadline"}
-"""tests/engines/test_continuous.py and tests/faults/test_engines.py show them: they take a change of weights under way,
-and an engine that hangs."""
+"""tests/engines/test_continuous.py and tests/faults/test_engines.py show their effect. They need a change of weights
+during sampling, and an engine that hangs."""
 SHOWN_ON_A_CLUSTER = {"cluster.rank_cpus", "cluster.engine_cpus", "cluster.reward_workers"}
-"""tests/cluster shows what they ask a cluster for, and that it is there."""
+"""tests/cluster shows which resources they request from a cluster, and that the cluster has them."""
 
 
 def test_every_setting_has_a_case():
-    """A new setting fails here until it has a line above. A judge of check is the section that it is in rewards."""
+    """A new setting fails here until it has a line above. `check` and `rewards` share the settings of a judge."""
     settings = {doc.path for doc in describe_fields() if not doc.path.startswith("check.N.judge.")}
     settings |= {f"{key}.{name}" for key, algorithm in ALGORITHMS.items() for name in attributes(algorithm)}
     settings |= {f"algorithm.correction.{setting.name}" for setting in fields(Correction)}
@@ -786,10 +793,12 @@ def test_every_setting_has_a_case():
 
 
 def test_without_a_change_nothing_differs(place):
-    """Or the test below would prove nothing."""
+    """Otherwise the test below would prove nothing."""
     once, again = place.run({}, with_effort=True), place.run({}, with_effort=True)
     assert once == again
-    assert all(share < 1 for share in once["metrics/frac_reward_zero_std"]), "a step without signal changes no weight"
+    assert all(share < 1 for share in once["metrics/frac_reward_zero_std"]), (
+        "without a signal the step would change no weight"
+    )
 
 
 @pytest.mark.parametrize("case", list(thinned(CASES)))
@@ -798,7 +807,7 @@ def test_a_setting_changes_something(place, case):
         pytest.importorskip(case.needs, reason="its extra is not installed")
     if case.refused and (said := place.refusal(case.after)):
         assert re.search(case.refused, said)
-        assert place.refusal(case.before) is None, "it is refused without the setting, too"
+        assert place.refusal(case.before) is None, "the run is also refused without the setting"
         return
     before = place.record(case.before, with_effort=case.with_effort)
     after = place.record(case.after, with_effort=case.with_effort)
@@ -819,14 +828,14 @@ def test_a_setting_of_a_loss_reaches_it_alone(place, case):
     changed = {name for name in attributes(type(after)) if getattr(after, name) != getattr(before, name)}
     name = case.setting.removeprefix(f"{case.algorithm}.")
     assert name in changed
-    assert changed <= {name, "loss"}, "online_dpo makes its loss anew, of the other settings"
+    assert changed <= {name, "loss"}, "online_dpo derives its loss from the other settings"
 
 
 @catalogue(
     "case", [case for case in CASES if case.setting in GIVEN_TO_SESSIONS and not case.refused], lambda c: c.setting
 )
 def test_a_setting_of_turns_reaches_their_sessions(place, monkeypatch, case):
-    """All that processes with an environment or an agent are given; none has to start."""
+    """Compare everything that processes with an environment or an agent receive. None has to start."""
     monkeypatch.setattr(Sessions, "start", lambda sessions: None)
     before, again, after = (sessions_of(place, changes) for changes in (case.before, case.before, case.after))
     assert before == again != after
@@ -840,7 +849,7 @@ def sessions_of(place: Place, changes: Mapping[str, Any]) -> tuple[object, ...]:
 
 
 def part(record: Record, name: str) -> Record:
-    """What has this name, or this name before a slash."""
+    """Return the entries with this name, or with this name before a slash."""
     return {key: value for key, value in record.items() if key == name or key.startswith(f"{name}/")}
 
 
@@ -857,12 +866,12 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(place):
     assert marker.exists()
 
 
-# --- the place where the runs are made --------------------------------------------------------------------------------
+# --- the place for the runs -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Iterator[Place]:
-    """Models of every form, data and rewards; what the Hub would serve is found in caches of this folder."""
+    """Provide models of every form, data and rewards. Caches in this folder stand in for the Hub."""
     folder = tmp_path_factory.mktemp("settings")
     tiny_model(folder / "model", characters=CHARACTERS)
     tiny_model(folder / "other_model", characters=CHARACTERS, seed=1)
@@ -896,7 +905,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", str(folder / "datasets"))
         patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
-        patch.setattr(sys, "path", sys.path.copy())  # transformers adds its folder of modules
+        patch.setattr(sys, "path", sys.path.copy())  # transformers appends its folder of modules
         patch.setenv(KEY, "a-key")
         with verdicts_by_hash():
             yield Place(folder, PLAIN)
@@ -964,7 +973,7 @@ def write_examples(file: Path, *, completion: str, count: int = 24) -> None:
 
 
 def write_talks(path: Path, *, count: int = 24) -> None:
-    """Two questions, each with its answer."""
+    """Write dialogues of two questions, each with its answer."""
     roles = ("user", "assistant") * 2
     rows = [
         {"messages": [{"role": role, "content": str(number * place)} for place, role in enumerate(roles, start=1)]}
@@ -974,7 +983,7 @@ def write_talks(path: Path, *, count: int = 24) -> None:
 
 
 def write_labels(path: Path) -> None:
-    """Digits repeated, desirable where the repetition is right."""
+    """Write repeated digits, which are desirable if the repetition is right."""
     rows = [
         {"prompt": f"{n} {n}", "completion": str(n + wrong) * (2 + wrong), "label": not wrong}
         for n in range(9)
@@ -984,7 +993,7 @@ def write_labels(path: Path) -> None:
 
 
 def write_pairs(file: Path) -> None:
-    """Of two numbers the longer one was chosen; the margin says by how many digits."""
+    """Write pairs of numbers. The longer one is chosen, and the margin is the difference in digits."""
     dice = random.Random(0)
     rows = [
         {"prompt": f"{number}", "chosen": "7" * (1 + more), "rejected": str(dice.randrange(10)), "margin": more}
@@ -994,7 +1003,7 @@ def write_pairs(file: Path) -> None:
 
 
 def write_judged(folder: Path) -> None:
-    """Numbers rated by how many digits they have, and digits as steps that are right where they are even."""
+    """Write numbers rated by their number of digits, and digits as steps that are right if even."""
     numbers = [f"{number * number}" for number in range(1, 33)]
     rated = [{"prompt": "1", "completion": number, "score": len(number)} for number in numbers]
     steps = [{"prompt": "1", "completions": [*n], "labels": [int(d) % 2 == 0 for d in n]} for n in numbers]
@@ -1003,7 +1012,7 @@ def write_judged(folder: Path) -> None:
 
 
 def custom_model(folder: Path, code: str = "") -> None:
-    """A model of an architecture that transformers does not know, with the Python code for it."""
+    """Write a model whose architecture transformers does not know, with its Python code."""
     tiny_model(folder, characters=CHARACTERS)
     (folder / "configuration_custom.py").write_text(
         "from transformers import LlamaConfig\n\n\nclass CustomConfig(LlamaConfig):\n    model_type = 'custom_llama'\n"
@@ -1024,7 +1033,7 @@ def custom_model(folder: Path, code: str = "") -> None:
 
 
 def cache_on_hub(repository: Path, revision: str, *, seed: int) -> None:
-    """A revision of a model as huggingface_hub keeps it once it was downloaded."""
+    """Write a revision of a model in the form in which huggingface_hub caches a download."""
     commit = f"{seed:040x}"
     tiny_model(repository / "snapshots" / commit, characters=CHARACTERS, seed=seed)
     (repository / "refs").mkdir(exist_ok=True)
@@ -1032,7 +1041,7 @@ def cache_on_hub(repository: Path, revision: str, *, seed: int) -> None:
 
 
 def cache_dataset(folder: Path, name: str, *, splits: Sequence[str]) -> None:
-    """A dataset as the library datasets keeps it once it was downloaded."""
+    """Write a dataset in the form in which the datasets library caches a download."""
     files = {split: folder / f"{name}-{split}.jsonl" for split in splits}
     for seed, file in enumerate(files.values()):
         write_prompts(file, seed=seed)
@@ -1061,7 +1070,7 @@ GGUF_NAMES = {
 
 
 def write_gguf(file: Path, *, seed: int) -> None:
-    """A tiny model with its tokenizer in one GGUF file."""
+    """Write a tiny model and its tokenizer to one GGUF file."""
     model = LlamaForCausalLM.from_pretrained(tiny_model(file.parent / "whole", characters=CHARACTERS, seed=seed))
     config, writer = model.config, gguf.GGUFWriter(file, "llama")
     tokens = ["<unk>", "<s>", "</s>", *CHARACTERS.replace(" ", "▁")]

@@ -1,4 +1,4 @@
-"""Promise 1: the gradient of the parameters does not depend on how the batch is split, packed or ordered."""
+"""Promise 1: the gradient of the parameters does not depend on the split, the packing or the order of the batch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ ALGORITHMS = [
     SFT(),
     SFT(dft=True),
 ]
-TOLERANCE = {"sdpa": 1e-10, "eager": 1e-6}  # the eager softmax of transformers is float32 whatever the model is
+TOLERANCE = {"sdpa": 1e-10, "eager": 1e-6}  # the eager softmax of transformers is float32 for every model dtype
 
 
 def name_of(algorithm) -> str:
@@ -71,7 +71,7 @@ def batch_for(algorithm, experience: Experience) -> Batch:
 def test_every_split_gives_the_same_gradient_and_loss(model, experience, algorithm, tolerance):
     batch = batch_for(algorithm, experience)
     expected, expected_loss = gradient(model, algorithm, batch, SPLITS["1x8"])
-    assert expected.norm() > 1e-3, "a gradient of zero would agree with anything"
+    assert expected.norm() > 1e-3, "a gradient of zero would pass any comparison"
     for name, split in SPLITS.items():
         found, loss = gradient(model, algorithm, batch, split)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=0, msg=lambda m, n=name: f"{n}: {m}")
@@ -88,7 +88,7 @@ def test_packed_and_padded_give_the_same_gradient(model, experience, algorithm, 
 
 
 def test_the_second_prompt_is_shared_where_it_says_so(model, experience):
-    """Three of its completions have tokens: 17 of the prompt are computed once, where the prompt is long enough."""
+    """Three of its completions have tokens, so 17 prompt tokens are computed once, if the prompt is that long."""
     assert experience.tokens is not None
     packed = forward_path(model).pack(experience.tokens, experience.completion_mask_BT)
     long = int(experience.tokens.lengths_B[4]) == 17  # the row with the empty completion
@@ -96,7 +96,7 @@ def test_the_second_prompt_is_shared_where_it_says_so(model, experience):
 
 
 def test_a_wrong_denominator_would_be_noticed(model, experience):
-    """The check itself: normalising each micro-batch by its own totals gives another gradient."""
+    """This tests the check itself: micro-batches that are normalised by their own totals give a different gradient."""
     algorithm = GRPO()
     batch = batch_for(algorithm, experience)
     right, _ = gradient(model, algorithm, batch, SPLITS["1x8"])

@@ -41,7 +41,7 @@ def model(language_model):  # noqa: F811
 
 
 def rows_of(seed: int) -> tuple[Tokens, Tensor, Tensor]:
-    """Tokens, mask and reference of eight rows: four prompts with two answers of different lengths each."""
+    """Return tokens, mask and reference of eight rows: four prompts, each with two answers of different lengths."""
     dice = random.Random(seed)
     prompts = [[dice.randrange(3, 23) for _ in range(length)] for length in (3, 6, 4, 5)]
     rows = [(prompts[row % 4], [dice.randrange(3, 23) for _ in range(n)]) for row, n in enumerate(LENGTHS)]
@@ -51,7 +51,7 @@ def rows_of(seed: int) -> tuple[Tokens, Tensor, Tensor]:
 
 
 def sampled() -> Experience:
-    """Two prompts with four scored completions each; one could not be scored."""
+    """Return two prompts with four completions each. One completion has no score."""
     dice = random.Random(2)
     prompts = [[dice.randrange(3, 23) for _ in range(length)] for length in (3, 6)]
     rows = [(prompts[row // 4], [dice.randrange(3, 23) for _ in range(n)]) for row, n in enumerate(LENGTHS)]
@@ -67,7 +67,7 @@ def sampled() -> Experience:
 
 
 def step_of(algorithm: Algorithm, model) -> Batch:
-    """A whole optimizer step, with what its rows are told about each other."""
+    """Return a whole optimizer step, with the statistics that its rows share."""
     tokens, mask_BT, ref_BT = rows_of(0)
     if isinstance(algorithm, OnlineDPO):
         return algorithm.prepare(algorithm.to_batch(sampled()))
@@ -90,14 +90,14 @@ def test_packed_and_padded_give_the_same_gradient(model, algorithm):
     whole = [list(range(batch.num_rows))]
     packed, packed_loss = gradient(model, algorithm, batch, whole)
     padded, padded_loss = gradient(model, algorithm, batch, whole, way=padded_forward)
-    assert packed.norm() > 1e-4, "a gradient of zero would agree with anything"
+    assert packed.norm() > 1e-4, "a gradient of zero would pass any comparison"
     torch.testing.assert_close(packed, padded, atol=1e-10, rtol=1e-9)
     assert packed_loss == pytest.approx(padded_loss, abs=1e-9)
 
 
 @every_loss
 def test_every_split_between_units_gives_the_same_gradient(model, algorithm):
-    """Pairs stay together; what pairs them is decided before the split."""
+    """The split keeps pairs together, and pairs are matched before it."""
     batch = step_of(algorithm, model)
     expected, expected_loss = gradient(model, algorithm, batch, [list(range(batch.num_rows))])
     units = batch.units
@@ -120,7 +120,7 @@ def test_a_pair_that_is_torn_apart_is_refused(model):
 
 
 def test_the_reference_point_of_kto_is_the_same_packed_or_padded_whole_or_in_parts(model):
-    """The answers of others go through the real forward pass; one row has none."""
+    """The mismatched answers go through the real forward pass. One row has none."""
     batch = step_of(KTO(), model)
     other = batch.mismatched
     assert other is not None
@@ -138,7 +138,7 @@ def test_the_reference_point_of_kto_is_the_same_packed_or_padded_whole_or_in_par
     assert expected_B.isnan().tolist() == [row == 2 for row in range(ROWS)]
     for tokens_at_once in (10_000, 20, 1):
         found_B = ratios(policy, tokens_at_once)
-        torch.testing.assert_close(found_B, expected_B, atol=1e-5, rtol=1e-5, equal_nan=True)  # kept in float32
+        torch.testing.assert_close(found_B, expected_B, atol=1e-5, rtol=1e-5, equal_nan=True)  # stored in float32
     point = reference_point(replace(batch, mismatched_log_ratios_B=expected_B))
     assert float(point) == pytest.approx(max(0.0, float(expected_B[~expected_B.isnan()].mean())), rel=1e-12)
 
@@ -157,7 +157,7 @@ def test_a_mean_of_micro_batch_means_would_be_noticed(model):
 
 
 def test_a_reward_model_reads_its_pairs_packed_or_one_by_one():
-    """The loss of the pairs by themselves adds up to that of the step."""
+    """The losses of single pairs add up to the loss of the step."""
     scores_B = torch.tensor([1.2, -0.3, 0.8, 0.4, 0.1, 0.8], dtype=torch.float64)
     batch = Batch.from_pairs(torch.ones(6, 3, dtype=torch.bool))
     totals, zeros_BT = count_totals(batch), torch.zeros(6, 3)

@@ -1,4 +1,4 @@
-"""Supervised runs as a whole: rows that share a forward pass do not see each other, and adapters alone may learn."""
+"""Supervised runs as a whole: packed rows do not see each other, and adapters can learn alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def train(answers: Path, output: Path, *, algorithm: Any = "sft", **changes: Any
 
 
 def apart(run: Run, other: Run) -> float:
-    """Distance of what was trained."""
+    """Return the distance between the trained parameters of two runs."""
     pairs = zip(run.trainer.trained_parameters().values(), other.trainer.trained_parameters().values(), strict=True)
     return float(sum((a - b).square().sum() for a, b in pairs) ** 0.5)
 
@@ -49,7 +49,7 @@ def apart(run: Run, other: Run) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("lora", [None, pytest.param(LORA, marks=pytest.mark.slow)], ids=["full", "lora"])
 def test_rows_of_different_length_that_are_packed_together_train_as_rows_one_by_one(answers, tmp_path, lora):
-    """Each row alone goes through the model without any packing: RULE 45, for whole runs."""
+    """In the second run each row goes through the model alone, without packing: RULE 45 for whole runs."""
     packed = train(answers, tmp_path / "packed", lora=lora, **{"train.tokens_per_microbatch": 4096})
     single = train(answers, tmp_path / "single", lora=lora, **{"train.tokens_per_microbatch": 1})
     other = train(answers, tmp_path / "other", lora=lora, **{"train.prompts_per_step": 15})

@@ -1,4 +1,4 @@
-"""What runs in several turns need in the table of settings: a model that ends turns and calls tools, and a world."""
+"""Parts of runs with turns for the table of settings: a model that ends turns and calls tools, and environments."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ AGENT["keep"] |= {"model": REWRITES["model"]}
 
 
 def write_turns(folder: Path) -> None:
-    """The files that these settings name."""
+    """Write the files that these settings name."""
     talker(folder / "talker")
     shutil.copy(WORLDS, folder / "worlds.py")
     shutil.copy(Path(WORLDS).with_name("paying.py"), folder / "paying.py")

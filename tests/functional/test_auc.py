@@ -1,4 +1,4 @@
-"""Areas under curves: by hand, in their limits, and how often their intervals are right, also of rows in clusters."""
+"""Areas under curves: by hand, in their limits, and the coverage of their intervals, also for clustered rows."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_classes_that_are_told_apart_completely_still_have_an_interval():
 
 
 def test_the_intervals_of_an_auc_and_of_its_change_cover_what_they_say():
-    """Normal scores one standard deviation apart have an AUC of Phi(1 / sqrt 2); before they were half as far apart."""
+    """Normal scores one standard deviation apart have an AUC of Phi(1 / sqrt 2). Before, they were half as far."""
     dice, rounds = random.Random(1), 300
     truth, before_truth = (statistics.NormalDist().cdf(apart / math.sqrt(2)) for apart in (1.0, 0.5))
     covered = [0, 0]
@@ -59,7 +59,7 @@ def test_alone_each_row_is_its_own_cluster():
 
 
 def test_copies_of_every_row_are_no_more_evidence_than_one():
-    """Obuchowski (1997): what belongs together is added before squares are taken; perfect separation too."""
+    """Obuchowski (1997): a cluster's terms are added before they are squared. Perfect separation is covered, too."""
     for positives, negatives in (([0.9, 0.4, 0.7, 0.6], [0.1, 0.5, 0.65, 0.2]), ([1.0] * 8, [0.0] * 8)):
         alone, n = auc_interval(positives, negatives), len(positives)
         owners = [i for i in range(n) for _ in range(5)]
@@ -69,7 +69,7 @@ def test_copies_of_every_row_are_no_more_evidence_than_one():
 
 
 def test_clusters_with_both_classes_have_what_they_share_counted():
-    """Obuchowski (1997): var = sum over clusters of (a / M + b / N)^2, here against her formula with many clusters."""
+    """Obuchowski (1997): var = sum over clusters of (a / M + b / N)^2. Compare with her formula for many clusters."""
     dice, scores, owners = random.Random(3), ([], []), ([], [])
     for owner in range(500):
         level = dice.gauss(0, 1)
@@ -90,10 +90,10 @@ def test_clusters_with_both_classes_have_what_they_share_counted():
 
 @catalogue("mixed, answers", [(False, 25), (False, 60), (True, 60)])
 def test_the_intervals_of_clustered_steps_cover_what_they_say(mixed, answers):
-    """Steps of one answer share a level; their labels are one coin for each answer, or for each step (mixed).
+    """The steps of an answer share a level. Labels are one coin flip per answer, or one per step (mixed).
 
-    The truth is that of two steps of different answers. Without clusters it is covered 0.70 to 0.85 of the time where
-    answers are right or wrong as a whole.
+    The true AUC is that of two steps of different answers. Without clusters, the interval covers it 0.70 to 0.85 of the
+    time if answers are right or wrong as a whole.
     """
     dice, rounds, covered = random.Random(4), 250, [0, 0]
     truths = [statistics.NormalDist().cdf(gap / math.sqrt(2 * 1.25)) for gap in (1.0, 0.5)]

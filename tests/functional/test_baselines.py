@@ -33,7 +33,7 @@ def all_scored(rewards_PG: torch.Tensor) -> torch.Tensor:
 
 
 def assert_printed(actual: torch.Tensor, expected: list) -> None:
-    """Equal to what the reference prints with 10 digits."""
+    """Check equality with numbers that the reference prints with 10 digits."""
     torch.testing.assert_close(actual, torch.tensor(expected, dtype=torch.float64), rtol=1e-8, atol=1e-12)
 
 
@@ -84,7 +84,7 @@ def test_equal_rewards_have_no_signal_whatever_the_rounding(reward: float, group
 
 
 def test_seven_float32_rewards_of_a_tenth_do_not_cancel_by_themselves():
-    """Why the rule is needed: without it these rewards would leave a difference, for the division to blow up."""
+    """This is why the rule is needed: without it these rewards leave a difference that the division would blow up."""
     rewards_PG = torch.full((1, 7), 0.1)
     assert (rewards_PG - group_mean(rewards_PG, all_scored(rewards_PG))).abs().max() > 0
     assert (center_by_group(rewards_PG, all_scored(rewards_PG)) == 0).all()
@@ -102,7 +102,7 @@ def test_the_tolerance_grows_with_the_mean_of_the_rewards():
 
 
 def test_unscored_siblings_take_part_in_nothing():
-    """The scored three of five have the statistics of a group of three; nan stands in the other places."""
+    """The three scored ones of five have the statistics of a group of three. The other places hold nan."""
     five_PG = torch.tensor([[1.0, NAN, 0.0, 0.5, NAN]], dtype=torch.float64)
     scored_PG = ~five_PG.isnan()
     three_PG = five_PG[scored_PG][None]
@@ -132,7 +132,7 @@ def test_the_mean_of_a_batch_without_any_reward_is_zero():
     rows=st.lists(st.lists(st.tuples(st.floats(-2, 2), st.booleans()), min_size=4, max_size=4), min_size=1, max_size=3),
 )
 def test_return_to_go_sums_the_discounted_rewards_of_the_trained_tokens(gamma: float, rows: list):
-    """Tokens that are masked out neither count nor discount."""
+    """Masked tokens have no reward and do not discount."""
     rewards_BT = torch.tensor([[r if m else NAN for r, m in row] for row in rows], dtype=torch.float64)
     mask_BT = ~rewards_BT.isnan()
     expected_BT = torch.zeros_like(rewards_BT)
@@ -234,7 +234,7 @@ def test_rewards_that_are_summed_first_are_something_else():
 
 
 def test_a_reward_that_does_not_apply_is_in_no_statistic_of_its_own():
-    """Completion 1 has no second reward: the other three are normalised among themselves."""
+    """Completion 1 has no second reward, so the other three are normalised among themselves."""
     rewards_KPG = SEVERAL_KPG[:, :1].clone()
     rewards_KPG[1, 0, 1] = NAN
     others_PG = torch.tensor([[0.1, 0.5, 0.3]], dtype=torch.float64)
@@ -271,7 +271,7 @@ def test_worked_pass_at_k_advantages():
 
 @pytest.mark.parametrize("n", [2, 3, 5, 7])
 def test_pass_at_k_advantages_are_averages_over_subsets_and_sum_to_zero(n: int):
-    """Every subset of k is one group whose reward is that of its best answer; normalised over all groups (ddof 0)."""
+    """Every subset of k is a group whose reward is that of its best answer, normalised over all groups (ddof 0)."""
     for k, c in itertools.product(range(1, n + 1), range(n + 1)):
         right_PG = correct(n, c)
         subsets = list(itertools.combinations(range(n), k))
@@ -338,7 +338,7 @@ def test_the_mean_is_subtracted_restored_or_kept(rewards_PG, lengths_PG, over):
 @catalogue("over", ["tokens", "sequences"])
 @catalogue("mask", [[[False, False]], [[True, False]], [[True, True]]], ids=["none", "one", "two equal"])
 def test_what_does_not_vary_has_no_scale(mask: list, over, population: bool):
-    """Not nan, and not a division by 1e-4: 0 when the mean is subtracted, unchanged when it stays."""
+    """The result is 0 if the mean is subtracted, and unchanged if it is kept: neither nan nor a division by 1e-4."""
     x_BT, mask_BT = torch.full((1, 2), 0.7), torch.tensor(mask)
     assert (whiten(x_BT, mask_BT, over=over, population=population) == 0).all()
     for mean in ("restore", "keep"):

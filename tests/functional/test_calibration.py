@@ -1,4 +1,4 @@
-"""Reliability, calibration errors and correlations: by hand, in their limits, and how often the intervals are right."""
+"""Reliability, calibration errors and correlations: by hand, in their limits, and the coverage of the intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TENTHS = even_edges(0.0, 1.0)
 
 
 def drawn(n: int, seed: int, shift: float = 0.0) -> tuple[list[float], list[float]]:
-    """Predictions, and outcomes that are right with that probability plus a shift."""
+    """Return predictions, and outcomes that are right with the predicted probability plus a shift."""
     dice = random.Random(seed)
     predicted = [dice.random() for _ in range(n)]
     return predicted, [float(dice.random() < min(1.0, max(0.0, p + shift))) for p in predicted]
@@ -52,7 +52,7 @@ def test_the_error_is_the_weighted_distance_of_the_bins():
 
 
 def test_few_right_probabilities_show_an_error_that_chance_explains():
-    """And many do not: it falls with the root of their number."""
+    """With many probabilities it does not: the error falls with the root of their number."""
     few, many = drawn(40, 0), drawn(4000, 0)
     chance = by_chance(*few, edges=TENTHS)
     assert calibration_error(*few, edges=TENTHS).mean == pytest.approx(chance, abs=0.06)
@@ -74,7 +74,8 @@ def test_a_wrong_calibration_is_told_from_chance():
 
 
 def test_targets_that_are_shares_scatter_as_they_do_and_not_as_coins():
-    """200 shares, every score 0.07 too low: a coin of these probabilities would explain it, such shares do not."""
+    """There are 200 shares, and every score is 0.07 too low. Coin flips with these probabilities would explain that,
+    but such shares do not."""
     dice = random.Random(0)
     found = [0.1 + 0.8 * dice.random() for _ in range(200)]
     low = [y - 0.07 for y in found]
@@ -85,14 +86,14 @@ def test_targets_that_are_shares_scatter_as_they_do_and_not_as_coins():
 
 
 def test_what_was_foreseen_with_certainty_and_came_is_no_sign_of_too_little_confidence():
-    """50 times 98%, and 50 times it came true: one of three right models would show that."""
+    """There are 50 predictions of 98%, and all 50 came true. One in three correct models would show that."""
     found = calibration_error([0.98] * 50, [1.0] * 50, edges=TENTHS)
     assert found.low == 0
     assert found.high > 0.05
 
 
 def answers(seed: int, n: int = 60) -> tuple[list[float], list[float], list[int]]:
-    """Right probabilities of the four steps of n answers; most steps of an answer share one draw."""
+    """Return correct probabilities for the four steps of n answers. Most steps of an answer share one draw."""
     dice, steps = random.Random(seed), []
     for owner in range(n):
         level, shared = dice.gauss(0, 1.5), dice.random()
@@ -104,7 +105,7 @@ def answers(seed: int, n: int = 60) -> tuple[list[float], list[float], list[int]
 
 
 def test_a_calibrated_model_of_clustered_steps_is_rarely_called_wrong():
-    """At most 2.5% are promised."""
+    """The promise is at most 2.5%."""
     found = [answers(seed) for seed in range(200)]
     called = sum(calibration_error(p, y, edges=TENTHS, clusters=owners).low > 0 for p, y, owners in found)
     assert called / 200 <= 0.045
@@ -113,7 +114,7 @@ def test_a_calibrated_model_of_clustered_steps_is_rarely_called_wrong():
 @catalogue("n", [50, 200, 1000])
 @catalogue("shift", [0.0, 0.05, 0.2])
 def test_the_interval_covers_the_true_error_at_least_as_often_as_it_says(shift, n):
-    """Of 150 samples with a shift that leaves every bin by as much, the true ECE; 95% are promised."""
+    """The shift gives every bin the same error, the true ECE. The promised coverage over 150 samples is 95%."""
     covered = 0
     for seed in range(150):
         dice = random.Random(seed)
@@ -135,7 +136,7 @@ def test_predictions_that_belong_together_are_drawn_together():
 
 
 def test_the_root_of_the_mean_squared_error():
-    """Squares 0, 4 and 0: their spread sqrt(3) of the mean is beyond that of normal errors, sqrt(2); t(2) = 4.303."""
+    """The squares are 0, 4, 0. Their spread, sqrt(3) of the mean, exceeds normal errors' sqrt(2). t(2) = 4.303."""
     found, factor = root_mean_square_error([1.0, 2.0, 3.0], [1.0, 4.0, 3.0]), math.exp(4.30265273 / 2)
     expected = [math.sqrt(4 / 3) * scale for scale in (1, 1 / factor, factor)]
     assert found == pytest.approx((*expected, 3))
@@ -155,7 +156,7 @@ def test_the_interval_of_the_root_covers_that_of_normal_errors(n):
 
 @catalogue("measure", [pearson, spearman])
 def test_a_correlation_covers_the_true_one(measure):
-    """Of pairs of normal numbers with a correlation of 0.6; that of the ranks is 6 / pi asin(0.3)."""
+    """The pairs are normal with a correlation of 0.6, so the correlation of their ranks is 6 / pi asin(0.3)."""
     true = 0.6 if measure is pearson else 6 / math.pi * math.asin(0.3)
     covered = 0
     for seed in range(200):
@@ -175,7 +176,7 @@ def test_ranks_do_not_care_about_the_scale_and_share_ties():
 
 def test_what_does_not_vary_has_no_correlation():
     assert math.isnan(pearson([1.0] * 5, [1.0, 2.0, 3.0, 4.0, 5.0]).mean)
-    assert math.isnan(pearson([0.1] * 7, [0.1] * 7).mean), "their mean is rounded, so they seem to differ from it"
+    assert math.isnan(pearson([0.1] * 7, [0.1] * 7).mean), "their mean is rounded, so the values seem to differ from it"
 
 
 @catalogue("nothing", [calibration_error([], [], edges=TENTHS).mean, by_chance([], [], edges=TENTHS)])

@@ -1,4 +1,4 @@
-"""The cumulative sum: numbers worked out by hand, and how often it cries and how late it comes, by simulation."""
+"""The cumulative sum: numbers worked out by hand, and its false alarms and delays, by simulation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ P0, P1, H = 0.01, 0.05, 9.0
 
 
 def test_two_yes_and_a_no_by_hand():
-    """2 log(0.05 / 0.01) + log(0.95 / 0.99) = 2 * 1.609438 - 0.041243 = 3.177633"""
+    """The sum is 2 log(0.05 / 0.01) + log(0.95 / 0.99) = 2 * 1.609438 - 0.041243 = 3.177633."""
     assert log_likelihood_ratio(2, 3, baseline=P0, target=P1) == pytest.approx(3.177633, abs=1e-6)
 
 
@@ -51,7 +51,7 @@ def first_alarm(dice: random.Random, share: float, steps: int, limit: float, m: 
 
 
 def test_at_9_honest_runs_stay_silent_and_at_5_they_do_not():
-    """60 runs of 300 steps: at h = 9 about one in 150 fires, at h = 5 about one in four."""
+    """There are 60 runs of 300 steps. With h = 9 about one in 150 fires, with h = 5 about one in four."""
     fired = {h: sum(first_alarm(random.Random(run), P0, 300, h) is not None for run in range(60)) for h in (5.0, H)}
     assert fired[H] <= 2
     assert fired[5.0] >= 8
@@ -59,13 +59,13 @@ def test_at_9_honest_runs_stay_silent_and_at_5_they_do_not():
 
 @catalogue("share, least, most", [(0.05, 4, 10), (0.10, 2, 5), (0.20, 1, 3)])
 def test_it_comes_in_time(share, least, most):
-    """Median delay over 60 runs: 7 steps at 5% of disagreement, 3 at 10%, 2 at 20%, with 32 answers a step."""
+    """The median delay over 60 runs with 32 answers a step is 7 steps for 5% disagreement, 3 for 10%, 2 for 20%."""
     delays = [first_alarm(random.Random(run), share, 300, H) or 300 for run in range(60)]
     assert least <= statistics.median(delays) <= most
 
 
 def test_the_change_is_dated_to_where_it_was():
-    """60 honest steps, then 10% of disagreement: the estimate is off by a few steps."""
+    """After 60 honest steps 10% of the answers disagree. The estimate is off by a few steps."""
     errors = []
     for run in range(40):
         dice, cusum = random.Random(run), Cusum()
@@ -93,14 +93,14 @@ def test_a_drop_is_that_of_the_last_window_from_the_best_before_it():
 
 
 def test_rank_correlation_within_groups_by_hand():
-    """Ranks 1 2 3 against 1 3 2, and 1 2 against 2 1: (1 + 0 + 0 - 0.5) / sqrt(2.5 * 2.5) = 0.2"""
+    """The ranks are 1 2 3 and 1 3 2, and 1 2 and 2 1: (1 + 0 + 0 - 0.5) / sqrt(2.5 * 2.5) = 0.2."""
     groups = [[(0.0, 5.0), (0.5, 9.0), (1.0, 7.0)], [(0.0, 8.0), (1.0, 3.0)]]
     assert spearman_within(groups) == pytest.approx((0.5 * 2 - 0.5) / 2.5)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), min_size=2, max_size=12))
 def test_a_rank_correlation_does_not_see_how_things_are_measured(pairs):
-    """Any rising function of either, and the level of a group, leave it as it is."""
+    """A rising function of either variable, or a shift of the level of a group, does not change it."""
     one, other = spearman_within([pairs]), spearman_within([[(7 + 2 * x, math.exp(y)) for x, y in pairs]])
     assert one == pytest.approx(other, nan_ok=True)
     assert math.isnan(one) or -1 - 1e-9 <= one <= 1 + 1e-9
@@ -118,7 +118,7 @@ def test_what_repeats_itself_has_few_distinct_sequences():
 
 
 def test_a_template_is_shared_by_different_prompts():
-    """Eight equal answers to one prompt are a sure model, not a template."""
+    """Eight equal answers to one prompt show a confident model, and not a template."""
     assert shared_share([("p", "x")] * 8) == 0.0
     assert shared_share([("p", "x")] * 4 + [("q", "x")] * 2 + [("q", "y")] * 2) == 0.75
     assert shared_share([]) == 0.0

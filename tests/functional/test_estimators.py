@@ -58,7 +58,7 @@ def test_two_answers_are_both_correct_in_three_pairs_of_28():
 
 
 def test_problems_are_averaged_first_and_the_standard_error_is_over_problems():
-    """c = 3, 8, 0, 5 of 8: the four shares, not the 32 answers, are the sample."""
+    """For c = 3, 8, 0, 5 of 8, the sample consists of the four shares, and not of the 32 answers."""
     shares = [pass_at_k(8, c, 1) for c in (3, 8, 0, 5)]
     assert statistics.mean(shares) == 0.5
     assert statistics.stdev(shares) / math.sqrt(4) == pytest.approx(0.2104063529, abs=1e-10)
@@ -78,7 +78,7 @@ def test_weights_can_overrule_the_majority():
     weights = [0.2, 0.3, 0.1, 0.9, 0.4, 0.5]
     assert vote_totals(VOTES, weights) == pytest.approx({"A": 0.6, "B": 1.3, "C": 0.5})
     assert weighted_vote(VOTES, weights) == "B"
-    assert weighted_vote([None, "C", "A"], [9.0, 0.5, 0.5]) == "C", "the first at a tie, and None cannot win"
+    assert weighted_vote([None, "C", "A"], [9.0, 0.5, 0.5]) == "C", "the first one wins a tie, and None cannot win"
     assert weighted_vote([None, None], [1.0, 1.0]) is None
 
 
@@ -105,7 +105,7 @@ def test_a_group_judged_both_ways_counts_with_its_correct_share():
 
 
 def test_too_many_subsets_are_drawn_from_the_seed_and_agree_with_the_exact_count():
-    """C(30, 15) is 155 million. All answers in one group or unread: no ties, so both definitions must agree."""
+    """C(30, 15) is 155 million. All answers are in one group or unreadable: without ties, both definitions agree."""
     answers = [*["A"] * 12, *["B"] * 3, *[None] * 15]
     correct = [answer == "B" for answer in answers]
     exact = majority_at_k(answers, correct, 14)
@@ -162,7 +162,7 @@ def test_best_of_k_is_the_average_highest_score_of_all_subsets(scores, data):
 
 
 def test_large_counts_stay_exact():
-    """C(10000, 5000) has 3,008 digits: a float factorial is infinite, and 1 - x would lose the digits of a tiny x."""
+    """C(10000, 5000) has 3,008 digits. A float factorial would be infinite, and 1 - x would lose a tiny x's digits."""
     assert pass_at_k(10_000, 1, 5_000) == 0.5
     assert pass_at_k(10**6, 1, 1) == 1e-6
 

@@ -1,4 +1,4 @@
-"""GAE and the value loss: worked numbers, the two limits of lambda, tool output in between, and empty rows."""
+"""GAE and the value loss: worked numbers, both limits of lambda, tool output between tokens, and empty rows."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def test_worked_whitening():
 
 
 def test_tool_output_in_between_neither_discounts_nor_counts():
-    """Its rewards and values are never read; what follows it is the next token of the policy (RULE 17)."""
+    """Its rewards and values are never read. The token after it counts as the policy's next token (RULE 17)."""
     rewards_BT, values_BT = row(-0.01, 0.02, NAN, NAN, 1.4), row(0.2, 0.5, NAN, NAN, 0.9)
     advantages_BT, returns_BT = gae(rewards_BT, values_BT, torch.tensor([[1, 1, 0, 0, 1]]).bool(), 1.0, 0.95)
     assert_printed(advantages_BT, 1.14025, 0.895, 0, 0, 0.5)
@@ -61,7 +61,7 @@ def test_tool_output_in_between_neither_discounts_nor_counts():
 
 @catalogue("gamma", [1.0, 0.9])
 def test_the_two_ends_of_lambda(gamma: float):
-    """1: return minus value. 0: the one-step temporal difference."""
+    """With lambda = 1 the advantage is return minus value, with lambda = 0 the one-step temporal difference."""
     torch.manual_seed(0)
     rewards_BT, values_BT = torch.randn(2, 5, 7, dtype=torch.float64)
     mask_BT = torch.rand(5, 7) < 0.7

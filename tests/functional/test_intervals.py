@@ -1,4 +1,4 @@
-"""Intervals against published numbers, their limits, and their coverage by simulation."""
+"""Intervals: published numbers, their limits, and their coverage by simulation."""
 
 import math
 import random
@@ -24,7 +24,7 @@ from posttrain.functional.intervals import (
     [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611), (1, 29, 0.0061, 0.1718)],
 )
 def test_wilson_gives_newcombes_published_limits(successes, n, low, high):
-    """Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
+    """The source is Newcombe, Statistics in Medicine 17 (1998), table I, method 3."""
     interval = wilson(successes, n)
     assert (interval.low, interval.high) == pytest.approx((low, high), abs=5e-5)
 
@@ -58,7 +58,7 @@ def test_the_expansion_for_many_degrees_continues_the_sum_for_few():
 
 
 def test_student_interval_of_a_small_sample_by_hand():
-    """Values 1..5: mean 3, variance 2.5, standard error sqrt(0.5), t(0.975, 4) = 2.7764."""
+    """The values 1..5 have mean 3, variance 2.5 and standard error sqrt(0.5). t(0.975, 4) = 2.7764."""
     interval = mean_interval([1, 2, 3, 4, 5])
     assert interval.mean == 3
     assert interval.high - 3 == pytest.approx(2.776445105 * math.sqrt(0.5))
@@ -75,7 +75,7 @@ def test_bounded_interval_of_one_answer_per_problem_is_agresti_coull():
 
 
 def test_all_problems_solved_by_all_samples_is_not_certainty():
-    """Student's t and the bootstrap both give [1, 1] here."""
+    """Student's t and the bootstrap would both give [1, 1] here."""
     interval = mean_interval([1.0] * 64, bounds=(0, 1))
     assert interval.mean == interval.high == 1.0
     assert 0.9 < interval.low < 0.96
@@ -105,7 +105,7 @@ def test_a_bounded_interval_moves_with_shift_and_scale():
 
 
 def test_pairing_finds_what_two_separate_intervals_cannot():
-    """Every problem improves by about 0.1, while the problems themselves spread from 0 to 0.9."""
+    """Every problem improves by about 0.1, while the problems spread from 0 to 0.9."""
     before = [i / 40 for i in range(36)]
     after = [b + 0.1 + (0.02 if i % 2 else -0.02) for i, b in enumerate(before)]
     assert mean_interval(before).overlaps(mean_interval(after))
@@ -115,7 +115,7 @@ def test_pairing_finds_what_two_separate_intervals_cannot():
 
 
 def test_paired_interval_of_yes_and_no_by_hand():
-    """40 pairs, 12 gained, 4 lost, and z^2 / 4 more of each: then the normal interval of all of them."""
+    """Of 40 pairs 12 gained and 4 lost. Add z^2 / 4 to each, and take the normal interval of all of them."""
     before = [0.0] * 12 + [1.0] * 4 + [1.0] * 24
     after = [1.0] * 12 + [0.0] * 4 + [1.0] * 24
     z = statistics.NormalDist().inv_cdf(0.975)
@@ -144,7 +144,7 @@ def _answers(rng, chances, samples):
     [((0.5,), 4), ((0.95,), 4), ((0.02,), 4), ((0.0, 1.0), 4), ((0.0, 0.0, 0.1, 0.9), 4), ((0.97,), 1), ((0.3,), 16)],
 )
 def test_the_interval_over_problems_covers_the_truth_as_often_as_it_says(chances, samples):
-    """40 problems; each is answered `samples` times at its own chance. Stated 95 %, required at least 93 %."""
+    """There are 40 problems, each answered `samples` times at its own chance. 95 % is stated, 93 % is required."""
     covered = _coverage(
         lambda rng: _answers(rng, chances, samples),
         statistics.mean(chances),
@@ -205,7 +205,7 @@ def test_a_ratio_over_equal_texts_is_a_mean():
 
 
 def test_a_mean_over_tokens_weighs_texts_by_their_length_and_its_spread_by_text():
-    """Residuals x - R y over the tokens of the other texts, by hand; 12^2 / 40 = 3.6 texts carry the spread."""
+    """The residuals x - R y use the R of the other texts' tokens. 12^2 / 40 = 3.6 texts determine the spread."""
     found = ratio_interval([1.0, 2.0, 9.0, 6.0], [2, 2, 4, 4])
     residuals = [(1.0 - 1.5 * 2) / 10, (2.0 - 1.5 * 2) / 10, (9.0 - 1.5 * 4) / 8, (6.0 - 1.5 * 4) / 8]
     half = student_quantile(0.975, 2) * 3 * statistics.stdev(residuals) / math.sqrt(4)
@@ -214,13 +214,15 @@ def test_a_mean_over_tokens_weighs_texts_by_their_length_and_its_spread_by_text(
 
 
 def test_a_ratio_does_not_reach_beyond_what_it_can_be():
-    """Two texts of a hundred tokens, of which 90 and 60 are right: Student's t goes from -116 to 266 percent."""
+    """In two texts of a hundred tokens 90 and 60 are right. Student's t goes from -116 to 266 percent."""
     free, cut = (ratio_interval([90.0, 60.0], [100, 100], **given) for given in ({}, {"bounds": (0.0, 1.0)}))
     assert free.low < -1
     assert free.high > 2
     assert cut == Interval(0.75, 0.0, 1.0, 2)
     assert ratio_interval([3.0], [2], bounds=(0.0, math.inf)) == Interval(1.5, 0.0, math.inf, 1)
-    assert ratio_interval([-1e-9, -1e-9], [1, 1], bounds=(0.0, 1.0)).low == -1e-9, "the mean is never left out"
+    assert ratio_interval([-1e-9, -1e-9], [1, 1], bounds=(0.0, 1.0)).low == -1e-9, (
+        "the interval always contains the mean"
+    )
 
 
 def test_one_text_that_has_all_tokens_says_nothing_about_the_spread():
@@ -234,7 +236,7 @@ def test_no_token_has_no_mean(given_numbers):
 
 @catalogue("n", [5, 8, 40])
 def test_the_interval_of_a_token_mean_covers_what_it_says(n):
-    """Texts of different length whose tokens share a level: the tokens are not independent, the texts are."""
+    """Texts differ in length, and a text's tokens share a level. The texts are independent, the tokens are not."""
     dice, covered, rounds = random.Random(0), 0, 1000
     for _ in range(rounds):
         lengths = [dice.randint(1, 20) for _ in range(n)]

@@ -35,7 +35,7 @@ GRADIENT_RHO_K3 = [
 
 
 def two_outcomes() -> tuple[Tensor, Tensor, Tensor]:
-    """One logit theta; log-probabilities of both outcomes under policy [0.7, 0.3] and reference [0.4, 0.6]."""
+    """Return one logit theta, and both outcomes' log-probabilities under policy [0.7, 0.3] and reference [0.4, 0.6]."""
     theta = torch.tensor(0.7 / 0.3, dtype=torch.float64).log().requires_grad_()
     policy_V = torch.stack([theta.sigmoid().log(), (-theta).sigmoid().log()])
     return theta, policy_V, torch.tensor([0.4, 0.6], dtype=torch.float64).log()
@@ -50,7 +50,7 @@ def two_outcomes() -> tuple[Tensor, Tensor, Tensor]:
     ],
 )
 def test_values_over_two_outcomes(name: str, values: list[float], expected: float):
-    """KL(policy || reference) is 0.1837868974: k1 and k3 are unbiased, k2 is not."""
+    """KL(policy || reference) is 0.1837868974: k1 and k3 are unbiased, and k2 is not."""
     _, policy_V, ref_V = two_outcomes()
     estimates_V = kl_estimate(name, policy_V, ref_V)
     assert estimates_V.tolist() == pytest.approx(values, rel=1e-8)
@@ -69,7 +69,8 @@ def test_values_over_two_outcomes(name: str, values: list[float], expected: floa
     ],
 )
 def test_gradients_over_two_outcomes(name: str, expected: float):
-    """d KL(policy || reference) is 0.2630802234, d KL(reference || policy) 0.3: pathwise k3 has the other one."""
+    """The gradient of KL(policy || reference) is 0.2630802234. Pathwise k3 gives that of KL(reference || policy),
+    0.3."""
     theta, policy_V, ref_V = two_outcomes()
     estimate = (policy_V.detach().exp() * kl_estimate(name, policy_V, ref_V)).sum()
     assert torch.autograd.grad(estimate, theta)[0].item() == pytest.approx(expected, rel=1e-8, abs=1e-12)
@@ -77,7 +78,7 @@ def test_gradients_over_two_outcomes(name: str, expected: float):
 
 @pytest.mark.parametrize("name", ["k1_corrected", "k2_corrected", "k3_corrected"])
 def test_the_corrected_gradient_holds_off_policy(name: str):
-    """Outcomes drawn from another policy, [0.5, 0.5]: the same expectation, through the ratio."""
+    """The outcomes come from another policy, [0.5, 0.5]. The ratio gives the same expectation."""
     theta, policy_V, ref_V = two_outcomes()
     old_V = torch.tensor([0.5, 0.5], dtype=torch.float64).log()
     estimate = (old_V.exp() * kl_estimate(name, policy_V, ref_V, old_V)).sum()
@@ -127,7 +128,7 @@ def test_gradients_of_fixture_t(t, assert_ragged, name: str, expected):
 
 
 def test_k3_times_a_differentiable_ratio_has_the_corrected_gradient(t, assert_ragged):
-    """The identity d/dl [rho (exp(-delta) - 1 + delta)] = rho delta: the form that TRL and DeepSeek-V3.2 write."""
+    """The identity is d/dl [rho (exp(-delta) - 1 + delta)] = rho delta, in the form that TRL and DeepSeek-V3.2 use."""
     gradient_BT = gradient_of_sum(t, lambda new, ref, old: token_ratio(new, old) * k3(new, ref))
     assert_ragged(gradient_BT, GRADIENT_RHO_K3)
 
@@ -143,7 +144,7 @@ def test_correcting_the_gradient_keeps_the_value(t, name: str):
 
 
 def test_k3_of_a_large_difference_is_capped_at_10():
-    """exp(12) - 1 - 12 = 162741.7914 without the cap."""
+    """Without the cap, exp(12) - 1 - 12 = 162741.7914."""
     delta = torch.tensor(-12.0, dtype=torch.float64)
     assert (delta.neg().exp() - 1 + delta).item() == pytest.approx(162741.7914, rel=1e-8)
     assert k3(delta, torch.zeros_like(delta)).item() == 10.0

@@ -18,7 +18,7 @@ N, D, V = 11, 5, 13
 
 
 def plain_logprobs(hidden_ND, weight_VD, bias_V, targets_N, temperature=1.0) -> tuple[Tensor, Tensor]:
-    """The definition, with whole logits."""
+    """Return the log-probabilities and entropies by definition, from whole logits."""
     log_p_NV = (F.linear(hidden_ND, weight_VD, bias_V) / temperature).log_softmax(dim=-1)
     return log_p_NV.gather(1, targets_N[:, None])[:, 0], -(log_p_NV.exp() * log_p_NV).sum(dim=-1)
 
@@ -33,7 +33,7 @@ def inputs(dtype=torch.float64, with_bias=True) -> tuple[Tensor, Tensor, Tensor 
 
 
 def test_entropy_of_the_reference_is_reproduced():
-    """z = [2, 1, 0, -1] has entropy 0.947536964."""
+    """The logits z = [2, 1, 0, -1] have entropy 0.947536964."""
     z_V = torch.tensor([2.0, 1.0, 0.0, -1.0], dtype=torch.float64)
     target_N = torch.tensor([0])
     logprobs_N, entropy_N = chunked_logprobs(
@@ -97,7 +97,7 @@ def test_a_frozen_head_and_no_grad_build_no_graph():
 
 
 def test_the_softmax_of_bfloat16_inputs_is_float32():
-    """Only the product is rounded: against float64 on the same rounded inputs the error is that of one logit."""
+    """Only the product is rounded. Compared with float64 on the same rounded inputs, the error is that of one logit."""
     hidden_ND, weight_VD, bias_V, targets_N = inputs(torch.bfloat16)
     logprobs_N, entropy_N = chunked_logprobs(hidden_ND, weight_VD, bias_V, targets_N, with_entropy=True)
     assert entropy_N is not None
@@ -165,7 +165,7 @@ def test_a_token_that_is_ruled_out_leaves_entropy_and_gradient_finite():
 
 
 WIDE_N, WIDE_V = 1030, 4000
-"""Enough for two chunks of 600 positions and three tiles of the vocabulary."""
+"""A size with two chunks of 600 positions and three tiles of the vocabulary."""
 
 
 def wide_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -178,7 +178,7 @@ def wide_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.parametrize("largest", [0, WIDE_V - 1])
 def test_a_vocabulary_of_several_tiles_gives_the_same_numbers(largest):
-    """Whether the largest logit is in the first tile, where all others are below it, or in the last."""
+    """The largest logit is in the first tile, above all others there, or in the last."""
     *leaves, targets_N = wide_inputs()
     leaves[2][largest] += 30.0
     [leaf.requires_grad_() for leaf in leaves]
@@ -232,7 +232,7 @@ def test_a_tile_in_which_every_token_is_ruled_out_adds_nothing(ruled_out):
 
 
 class LargestTensor(TorchDispatchMode):
-    """Notes the number of elements of the largest tensor that is made inside."""
+    """Records the number of elements of the largest tensor that is created inside."""
 
     largest = 0
 
@@ -244,7 +244,7 @@ class LargestTensor(TorchDispatchMode):
 
 
 def test_no_logits_of_all_tokens_of_a_chunk_are_ever_made():
-    """A tile has at most a million logits, or 1,024 columns where a chunk is long."""
+    """A tile has at most a million logits, or 1,024 columns if a chunk is long."""
     hidden_ND, weight_VD, _, targets_N = wide_inputs()
     with LargestTensor() as watch:
         chunked_logprobs(hidden_ND.requires_grad_(), weight_VD, None, targets_N, chunk_tokens=1030)[0].sum().backward()

@@ -1,4 +1,4 @@
-"""Masks: EOS is trained, what follows is not, and nothing that a mask hides is ever read."""
+"""Masks: EOS is trained, the tokens after it are not, and masked values are never read."""
 
 import importlib
 import inspect
@@ -39,7 +39,7 @@ def test_rows_end_independently():
 
 
 def test_the_last_token_is_the_last_one_that_is_masked_in():
-    """Also with a hole, as tool output leaves one; an empty row has none."""
+    """This also holds with a gap in the mask, as after tool output. An empty row has no last token."""
     mask_BT = torch.tensor([[1, 0, 1, 0], [0, 1, 1, 1], [0, 0, 0, 0]]).bool()
     assert last_token(mask_BT).int().tolist() == [[0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]]
 
@@ -61,7 +61,7 @@ def test_masking_keeps_the_dtype():
 
 
 def with_a_mask() -> dict[str, Callable[..., object]]:
-    """Every function of `functional` that takes a mask of tokens, but for the two that make one."""
+    """Return every function of `functional` that takes a token mask, except the two that create one."""
     found = {}
     for file in sorted(Path(masks.__file__).parent.glob("[!_]*.py")):
         module = importlib.import_module(f"posttrain.functional.{file.stem}")
@@ -74,7 +74,7 @@ def with_a_mask() -> dict[str, Callable[..., object]]:
 
 @catalogue("name", with_a_mask())
 def test_a_mask_of_ones_and_zeros_does_what_a_mask_of_bools_does(name):
-    """An index of whole numbers takes rows, so that a mask of those would pass for other tokens."""
+    """An integer index selects rows, so an integer mask could silently select the wrong tokens."""
     function = with_a_mask()[name]
     mask_BT = torch.tensor([[1, 1, 0, 1], [0, 0, 1, 1], [1, 0, 0, 0]]).bool()
     x_BT = torch.linspace(-2, 1, 12).reshape(3, 4)

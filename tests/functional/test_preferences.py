@@ -1,4 +1,4 @@
-"""Scores and links of preference losses: worked numbers, limits, and numerics at the edges."""
+"""Scores and links of preference losses: worked numbers, limits, and numerical edge cases."""
 
 import math
 
@@ -62,12 +62,12 @@ def test_worked_log1mexp(a, exact):
 
 
 def test_float32_keeps_what_the_plain_formula_loses():
-    """Near 0 exp(a) rounds to 1, and log(1 - exp(a)) is -inf."""
+    """Near 0, exp(a) rounds to 1, and log(1 - exp(a)) is -inf."""
     a = numbers(-1e-10, -1e-8, dtype=torch.float32)
     assert torch.log(1 - torch.exp(a)).tolist() == [-math.inf, -math.inf]
     assert log1mexp(a).tolist() == pytest.approx([-23.0258503, -18.420681], rel=1e-6)
     a.requires_grad_()
-    (gradient,) = torch.autograd.grad(log1mexp(a).sum(), a)  # the branch that is not taken is -inf here
+    (gradient,) = torch.autograd.grad(log1mexp(a).sum(), a)  # here the branch that is not selected is -inf
     assert gradient.tolist() == pytest.approx([-1e10, -1e8], rel=1e-5)
 
 
@@ -78,7 +78,7 @@ def test_odds_and_their_gradient_are_finite_everywhere(dtype):
     (gradient,) = torch.autograd.grad(odds.sum(), average)
     assert odds.isfinite().all()
     assert gradient.isfinite().all()
-    assert gradient[:2].tolist() == [0, 0]  # a is held at -1e-7
+    assert gradient[:2].tolist() == [0, 0]  # a is clamped at -1e-7
 
 
 @catalogue("p", [0.01, 0.3, 0.5, 0.9, 0.9999])
@@ -126,13 +126,13 @@ def test_discopop_has_a_hill_near_0_where_it_is_not_convex():
 
 
 def test_slic_on_log_probabilities():
-    """SLiC-HF with delta 1 on fixture P, without its likelihood term: max(0, 1 - S_w + S_l), pairs 0 and 3.2."""
+    """SLiC-HF with delta 1 on fixture P, without its likelihood term: max(0, 1 - S_w + S_l) gives 0 and 3.2."""
     chosen_N, rejected_N = pairs_of(P.logprobs_BT, P.batch).log_probs()
     assert hinge(chosen_N - rejected_N).tolist() == pytest.approx([0, 3.2], rel=1e-8)
 
 
 def test_the_pairwise_classifier():
-    """-log s(beta r_w) - log s(-beta r_l): BCO on pairs without a shift, on fixture P."""
+    """-log s(beta r_w) - log s(-beta r_l) on fixture P: BCO for pairs, without a shift."""
     chosen_N, rejected_N = 0.1 * pairs_of(P.logprobs_BT, P.batch).log_ratios()
     assert (logistic(chosen_N) + logistic(-rejected_N)).mean().item() == pytest.approx(1.377831361, rel=1e-8)
 
@@ -157,7 +157,7 @@ def test_an_empty_row_scores_0():
 
 
 def test_tokens_beyond_the_shorter_answer_are_weighed():
-    """Trained tokens are counted, wherever they stand."""
+    """The trained tokens are counted, wherever they are."""
     mask_2NT = torch.tensor([[[0, 1, 0, 1, 1]], [[1, 1, 0, 0, 0]]]).bool()
     weighted_2NT = tail_weighted(torch.ones(2, 1, 5), mask_2NT, 0.5)
     assert weighted_2NT[mask_2NT].tolist() == [1, 1, 0.5, 1, 1]
@@ -190,7 +190,7 @@ def test_a_shaped_reward_is_steeper_for_unlikely_answers():
 
 @catalogue("seed", range(3))
 def test_matching_by_rank_is_the_cheapest_transport(seed):
-    """No exchange of two partners makes the squared distances smaller."""
+    """No exchange of two partners reduces the sum of squared distances."""
     generator = torch.Generator().manual_seed(seed)
     x_N, y_N = torch.randn(2, 8, generator=generator, dtype=torch.float64)
     partner_N = matched_by_rank(x_N, y_N)

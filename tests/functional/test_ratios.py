@@ -35,7 +35,7 @@ def test_the_ratio_of_a_completion_is_the_product_of_its_token_ratios(t, assert_
 
 
 def test_the_geometric_mean_of_the_token_ratios(t, assert_ragged):
-    """Every token of a completion has it as the value of its own ratio, but passes on its own gradient alone."""
+    """Every token of a completion has it as its ratio's value, but its gradient flows through that token alone."""
     geometric = [1.08690405, 0.8607079764, 0.9801986733, 3.669296668]
     logprobs_BT = t.logprobs_BT
     ratio_B1 = sequence_ratio(logprobs_BT, t.old_BT, t.mask_BT)
@@ -70,7 +70,7 @@ def test_what_is_said_to_be_stopped_has_no_gradient(ratio: float, advantage: flo
 
 
 def test_on_policy_the_ratio_is_one_and_carries_the_policy_gradient(t):
-    """Without old log-probabilities the policy is its own anchor: as if they had been passed, gradient included."""
+    """Without old log-probabilities the policy is its own anchor. Value and gradient are as if they had been passed."""
     for make in (
         token_ratio,
         lambda new, old: sequence_product_ratio(new, old, t.mask_BT),
@@ -126,7 +126,7 @@ def test_no_gradient_reaches_the_old_policy():
     ],
 )
 def test_the_clip_stops_only_what_has_gone_too_far_in_its_own_direction(ratio, advantage, loss, gradient):
-    """Gain: on below and inside the band, off above. Penalty: off below, on inside and above."""
+    """A gain has its gradient below and inside the band, but not above. A penalty has it inside and above."""
     u = torch.tensor(ratio, dtype=torch.float64, requires_grad=True)
     value = clipped_surrogate(u, torch.tensor(advantage, dtype=torch.float64), 0.2, 0.2)
     value.backward()
@@ -163,7 +163,7 @@ def test_the_bounds_are_two_settings():
 
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
 def test_at_ratio_one_all_clips_have_the_gradient_of_the_ratio(advantage: float):
-    """Also with a band of no width."""
+    """This also holds for a band of width zero."""
     for clip, dual_clip in ((0.2, None), (0.2, 3.0), (0.0, None)):
         u = torch.tensor(1.0, dtype=torch.float64, requires_grad=True)
         clipped_surrogate(u, torch.tensor(advantage, dtype=torch.float64), clip, clip, dual_clip).backward()

@@ -1,4 +1,4 @@
-"""Aggregation A1, A3, A4, A5: worked numbers, denominators of the whole step, and rows that hold nothing."""
+"""Aggregations A1, A3, A4 and A5: worked numbers, denominators of the whole step, and empty rows."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ NAN = float("nan")
 
 
 def matrix(ragged: list[list[float]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Padded with nan, and its mask."""
+    """Return the rows padded with nan, and the mask."""
     longest = max(map(len, ragged))
     x_BT = torch.tensor([[*row, *[NAN] * (longest - len(row))] for row in ragged], dtype=torch.float64)
     return x_BT, ~x_BT.isnan()
@@ -27,7 +27,7 @@ def test_sequence_mean_weighs_every_row_the_same():
 
 
 def test_means_of_micro_batches_would_have_been_something_else():
-    """Averaging the means of {row 1} and {rows 2, 3} weighs the short batch more; dividing by the step's tokens not."""
+    """The mean of the means of {row 1} and {rows 2, 3} weights the short batch more than the step's tokens do."""
     one, others = matrix(NLLS[:1]), matrix(NLLS[1:])
     means = (token_mean(*one, tokens=3) + token_mean(*others, tokens=7)) / 2
     assert means.item() == pytest.approx(0.7761904762, rel=1e-8)
@@ -42,7 +42,7 @@ def test_reinforce_example(t):
 
 
 def test_weight_of_one_token():
-    """A1 1 / tokens, A3 1 / (N T_i), A4 1 / N, A5 1 / (N C)."""
+    """The weights are 1 / tokens for A1, 1 / (N T_i) for A3, 1 / N for A4 and 1 / (N C) for A5."""
     x_BT, mask_BT = matrix(NLLS)
     weights = {}
     for name, reduce in {
@@ -128,7 +128,7 @@ def test_the_dual_clip_under_the_token_mean(t):
 
 
 def test_a_masked_row_leaves_the_numerator_and_may_stay_in_the_denominator(t):
-    """Row 4 masked. Left out of the count it is, by default; `sequences=4` counts it, as TRL and verl do."""
+    """Row 4 is masked. By default it leaves the count. `sequences=4` counts it, like TRL and verl."""
     loss_BT, mask_BT = clipped_loss_BT(t, t.logprobs_BT), t.mask_BT
     mask_BT[3] = False
     assert token_mean(loss_BT, mask_BT, tokens=9).item() == pytest.approx(-0.4486716801, rel=1e-8)

@@ -1,4 +1,4 @@
-"""Length penalties and rewards: worked numbers, their bounds, and who is compared with whom."""
+"""Length penalties and rewards: worked numbers, their bounds, and which answers are compared."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Scores of steps: the worked numbers, and what no aggregate may reward."""
+"""Scores of steps: the worked numbers, and changes that no aggregate may reward."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_one_number_for_a_solution(how, expected):
 
 @given(probabilities=st.lists(st.floats(0, 1), min_size=1, max_size=8), more=st.floats(0, 1))
 def test_a_step_that_is_added_never_pays_by_itself(probabilities, more):
-    """min and prod can only fall; last and mean stay within what the steps themselves are worth."""
+    """min and prod can only fall. last and mean stay within the range of the steps' own values."""
     before = torch.tensor(probabilities, dtype=torch.float64)
     after = torch.tensor([*probabilities, more], dtype=torch.float64)
     assert aggregate(after, "min") <= aggregate(before, "min")

@@ -1,4 +1,4 @@
-"""Trust regions beside the clip: worked numbers of fixture T, who keeps its gradient, and what is chosen by a draw."""
+"""Trust regions besides the clip: worked numbers of fixture T, tokens that keep their gradient, random choices."""
 
 import math
 
@@ -160,7 +160,7 @@ def test_a_log_ratio_of_100_is_finite_with_a_finite_gradient(difference: float, 
         assert torch.autograd.grad(loss, logprobs_BT)[0].isfinite().all()
 
 
-# Chosen among all tokens
+# Tokens chosen among all
 
 
 def test_worked_covariances(t, assert_ragged):
@@ -177,7 +177,7 @@ def test_the_two_largest_of_ten_covariances_are_held(t):
 
 @catalogue("share, number", [(0.0, 1), (0.05, 1), (0.2, 2), (0.39, 3), (1.0, 10)])
 def test_a_share_of_the_tokens_is_chosen_and_at_least_one(t, share: float, number: int):
-    """Also where all covariances are equal: without advantages that differ all are 0."""
+    """This also holds if all covariances are 0, because the advantages are equal."""
     draw_BT = random_numbers(torch.arange(4), 0, columns=4, seed=0)
     for covariance_BT in (covariance(t.logprobs_BT, t.advantages_BT, t.mask_BT), torch.zeros(4, 4)):
         chosen_BT = kl_cov(covariance_BT, t.mask_BT, share, draw_BT)
@@ -211,7 +211,7 @@ def test_fewer_candidates_than_asked_for_are_all_chosen(t):
 @catalogue("choose", ["largest", "draw"])
 def test_neither_the_order_of_the_rows_nor_padding_changes_the_choice(choose: str):
     generator = torch.Generator().manual_seed(0)
-    covariance_BT = torch.randint(0, 4, (6, 9), generator=generator).double()  # many are equal
+    covariance_BT = torch.randint(0, 4, (6, 9), generator=generator).double()  # with many ties
     mask_BT = torch.rand(6, 9, generator=generator) < 0.7
     rows_B, order = torch.arange(100, 106), torch.tensor([3, 0, 5, 1, 4, 2])
 

@@ -1,6 +1,6 @@
-"""Golden runs: numbers of each step on file, to notice what no unit test looks at.
+"""Golden runs: the metrics of each step on file, to catch changes that no unit test covers.
 
-`pytest tests/golden --update-golden` writes the files anew, without `-m "not slow"`, since most whole runs are slow.
+`pytest tests/golden --update-golden` writes the files again. Leave out `-m "not slow"`, since most whole runs are slow.
 The commit says why the numbers moved.
 """
 
@@ -27,10 +27,10 @@ class Golden:
 
     file: Path
     update: bool = False
-    """--update-golden was given."""
+    """Whether --update-golden was given."""
 
     def check(self, steps: Steps, *, rtol: float, atol: float, no_drift: bool = True) -> None:
-        """`compare`, after writing the file where that is asked for: for the member of a class that makes its file."""
+        """Compare after writing the file, if an update was requested. Only the run that defines the file calls this."""
         if self.update:
             lines = [f'  "{name}": {json.dumps(values)}' for name, values in series(steps).items()]
             self.file.write_text("{\n" + ",\n".join(lines) + "\n}\n")
@@ -39,10 +39,11 @@ class Golden:
     def compare(
         self, steps: Steps, *, rtol: float, atol: float, no_drift: bool = True, first: int | None = None
     ) -> None:
-        """Each number as on file, within `atol + rtol * |expected|`; `first`: of so many steps.
+        """Compare each number with the file, within `atol + rtol * |expected|`. With `first`, compare only that many
+        steps.
 
-        With `no_drift` the differences nearly average to zero, as those of rounding do: their mean is smaller than that
-        by the root of the number of steps. So a small change to one side cannot hide in the tolerance.
+        With `no_drift`, the differences must nearly average to zero, like rounding errors: the limit of their mean is
+        smaller by the root of the number of steps. A small bias then cannot hide in the tolerance.
         """
         assert self.file.exists(), f"{self.file.name} is missing; pytest tests/golden -m '' --update-golden writes it"
         expected = {name: values[:first] for name, values in json.loads(self.file.read_text()).items()}
@@ -60,7 +61,7 @@ class Golden:
 
 
 def series(steps: Steps) -> dict[str, list[float]]:
-    """What is kept of a run; a supervised one has no reward."""
+    """Return the metrics that are kept of a run. A supervised run has no reward."""
     names = [name for name in MEASURED if name in steps[0]]
     return {name: [float(f"{step[name]:.{DIGITS}g}") for step in steps] for name in names}
 
@@ -71,6 +72,6 @@ def mean(values: Sequence[float]) -> float:
 
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str], Golden]:
-    """`golden("grpo").check(steps, rtol=..., atol=...)`."""
+    """Return a function for `golden("grpo").check(steps, rtol=..., atol=...)`."""
     update = bool(request.config.getoption("--update-golden"))
     return lambda name: Golden(FOLDER / f"{name}.json", update)

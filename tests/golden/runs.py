@@ -1,4 +1,4 @@
-"""How the steps of a golden run are made: recorded completions, and a reward that varies within each group."""
+"""The steps of a golden run: recorded completions, and a reward that varies within each group."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from posttrain.types import Completion, Prompt
 STEPS = 20
 UPDATES: dict[str, dict[str, Any]] = {
     **{key: {"train.epochs": 2} for key in ALGORITHMS},
-    "pass_at_k": {"train.epochs": 2, "algorithm.k": 2},  # of 4: with all 4 every subset is the whole group
+    "pass_at_k": {"train.epochs": 2, "algorithm.k": 2},  # 2 out of 4: with k = 4 every subset is the whole group
     **{key: {"train.minibatches": 2} for key in ("reinforce", "rloo", "sft")},
 }
-"""Two updates per batch: in the first alone all ratios are 1, and a group-normalised loss is 0."""
+"""Two updates per batch: in the first update all ratios are 1, and a group-normalised loss is 0."""
 
 
 def steps_of(
@@ -41,7 +41,7 @@ def steps_of(
     steps: int = STEPS,
     change: Callable[[Run], None] = lambda run: None,
 ) -> list[dict[str, float]]:
-    """The metrics of each of the first steps of a golden run, with these settings over its recipe; `change` may
+    """Return the metrics of the first steps of a golden run, with these settings on top of its recipe. `change` may
     replace parts of the run."""
     resolved = load_config(recipe(folder, algorithm), UPDATES[algorithm] | dict(settings))
     with RunStore.create(output, to_yaml(resolved)) as store, ExitStack() as resources:
@@ -53,7 +53,7 @@ def steps_of(
 
 
 def write_inputs(folder: Path) -> Path:
-    """A model, a teacher that has decided on an answer, and words with their letters in order."""
+    """Write a model, a teacher with a clear preference for one answer, and words with their letters in order."""
     tiny_model(folder / "model")
     tiny_model(folder / "teacher", seed=1, initializer_range=0.3)
     dice = random.Random(0)
@@ -64,8 +64,8 @@ def write_inputs(folder: Path) -> Path:
 
 
 def answers_to(word: str) -> dict[str, Any]:
-    """Its letters in order, as an answer to imitate, to prefer to the order backwards, to label as one likes, or to
-    rate; and the letters one by one, each right where it comes after the one before."""
+    """Return the columns of a word. Its letters in order are the answer to imitate, to prefer to the reverse order, to
+    label arbitrarily and to rate. Its letters are steps, each right if not before the previous one."""
     ordered = "".join(sorted(word))
     return {
         "completion": ordered,
@@ -79,14 +79,15 @@ def answers_to(word: str) -> dict[str, Any]:
 
 
 def recipe(folder: Path, algorithm: str) -> dict[str, Any]:
-    """Adam's epsilon is far above the rounding of a gradient: what cancels to 1e-9 must not become a whole step."""
+    """Return the recipe. Adam's epsilon is far above the rounding of a gradient, so that a residue of 1e-9 does not
+    become a whole step."""
     samples = ALGORITHMS[algorithm].data_kind == "prompts"
     return {
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "teacher": str(folder / "teacher") if "teacher" in ALGORITHMS[algorithm]().needs else None,
         "algorithm": algorithm,
         "data": {"train": str(folder / "words.jsonl"), "eval_fraction": 0},
-        "rewards": [{"name": "exact_match"}] if samples else [],  # replaced by one that varies
+        "rewards": [{"name": "exact_match"}] if samples else [],  # `replay` replaces it
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": STEPS, "prompts_per_step": 4, "learning_rate": 1e-3, "adam_eps": 1e-6},
         "seed": 0,
@@ -101,7 +102,7 @@ def one_step(run: Run, step: int) -> dict[str, float]:
 
 
 def replay(run: Run) -> SampledFeed:
-    """The feed of the run, but with recorded completions and a reward that nearly always varies within a group."""
+    """Return the feed of the run with recorded completions and a reward that nearly always varies within a group."""
 
     def vowels(completion: str) -> float:
         return sum(letter in "aeiou" for letter in completion) + 0.1 * len(completion)
@@ -119,7 +120,7 @@ def replay(run: Run) -> SampledFeed:
 
 
 class Recorded:
-    """A sampler whose completions depend on the step, the prompt and the place in the group, and on no weights."""
+    """A sampler whose completions depend on the step, the prompt and the place in the group, but not on the weights."""
 
     version = 0
 

@@ -1,7 +1,7 @@
-"""Twenty steps of each algorithm give the numbers on file, and so does every other way to compute the same steps.
+"""Twenty steps of each algorithm give the numbers on file, and so does every equivalent way to compute them.
 
-The completions are recorded, not sampled: a rounding difference could flip a sampled token, and from there on two runs
-of an equivalence class would learn from different data.
+The completions are recorded and not sampled. A rounding difference could flip a sampled token, and two equivalent runs
+would then learn from different data.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from posttrain.types import Batch, Experience
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 BEGUN = 4
-"""Steps in which the other algorithms are followed quickly: loss, updates and state have shown themselves by then."""
+"""Steps in which the quick tests follow an algorithm: enough to show its loss, updates and state."""
 QUICK = ("grpo", "ppo", "online_dpo", "sft", "dpo", "kto", "reward_model", "reward_regression", "process_reward_model")
 ONE_OF_EACH_KIND = [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in UPDATES]
-"""Every algorithm, of which one of each kind of data, or of model beside the policy, is not slow."""
+"""Every algorithm. One for each kind of data, and for each kind of model besides the policy, is not slow."""
 
 
-# --- what must follow the golden runs ---------------------------------------------------------------------------------
+# --- runs that must agree with the golden runs ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("algorithm", [key for key in UPDATES if key not in QUICK])
@@ -58,14 +58,14 @@ def test_the_order_of_the_rows_leaves_the_golden_run_as_it_is(train, golden):
 
 @pytest.mark.parametrize("algorithm", ONE_OF_EACH_KIND)
 def test_one_percent_more_loss_is_noticed(train, golden, algorithm):
-    """Adam takes the same steps for a loss that is longer by a factor; the golden run still tells."""
+    """Adam takes the same steps if the loss is scaled by a factor. The golden run notices it anyway."""
     begun = train(algorithm, change=one_percent_more_loss, steps=2)
     with pytest.raises(AssertionError, match=r"of step [12] is .*, on file"):
         golden(algorithm).compare(begun, first=2, no_drift=False, **CLOSE)
 
 
 def test_a_small_error_to_one_side_is_noticed(golden):
-    """Half of what each number may differ by, but always upwards."""
+    """Each number is off by half of its tolerance, but always upwards."""
     series = json.loads(golden("sft").file.read_text())
     steps = [dict(zip(series, values, strict=True)) for values in zip(*series.values(), strict=True)]
     golden("sft").compare(steps, **CLOSE)
@@ -75,18 +75,18 @@ def test_a_small_error_to_one_side_is_noticed(golden):
 
 @pytest.mark.parametrize("algorithm", UPDATES)
 def test_every_step_of_a_golden_run_learns(golden, algorithm):
-    """Rewards vary, gradients are there, entropy is that of a policy that still tries."""
+    """Rewards vary, gradients are not zero, and the entropy shows that the policy still explores."""
     numbers = json.loads(golden(algorithm).file.read_text())
     assert all(len(values) == STEPS for values in numbers.values())
     assert all(norm > 1e-2 for norm in numbers["grad_norm"])
-    assert all(entropy > 1 for entropy in numbers.get("entropy", ()))  # what scores has none
+    assert all(entropy > 1 for entropy in numbers.get("entropy", ()))  # reward models have no entropy
     assert len(set(numbers["loss"])) == STEPS
     assert len(set(numbers.get("reward", numbers["loss"]))) > STEPS / 2
 
 
 @pytest.fixture
 def train(folder, tmp_path) -> Callable[..., list[dict[str, float]]]:
-    """`train(algorithm, settings, change=..., steps=...)`, as `steps_of`."""
+    """Return a function `train(algorithm, settings, change=..., steps=...)` that calls `steps_of`."""
 
     def run_steps(algorithm: str, settings: Mapping[str, Any] | None = None, **how: Any) -> list[dict[str, float]]:
         return steps_of(folder, tmp_path / "run", algorithm, settings or {}, **how)
@@ -106,7 +106,7 @@ def permute_rows(run: Run) -> None:
     weigh, generator = run.trainer.advantages, torch.Generator().manual_seed(1)
 
     class Permuted:
-        """The weighing of the run with its rows in another order."""
+        """Computes the run's advantages with the rows in a different order."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(weigh, name)
@@ -122,7 +122,7 @@ def one_percent_more_loss(run: Run) -> None:
     algorithm = run.trainer.algorithm
 
     class Longer:
-        """The algorithm of the run with a small mistake in its loss."""
+        """The algorithm of the run, with a small error in its loss."""
 
         def __getattr__(self, name: str) -> Any:
             return getattr(algorithm, name)

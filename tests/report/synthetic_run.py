@@ -1,4 +1,4 @@
-"""A run folder with everything that a real one has, in the real formats: deterministic, written in milliseconds."""
+"""A run folder with all files of a real one, in the real formats: deterministic, and written in milliseconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ seed: 0  # default
 
 @cache
 def tokenizer() -> Tokenizer:
-    """One token per byte: a character beyond ASCII is several tokens."""
+    """A tokenizer with one token per byte, so a character beyond ASCII has several tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     made = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -61,7 +61,7 @@ def as_json(interval: Interval) -> dict[str, Any]:
 
 
 def evaluation(accuracy: float, *, prompts: int = 128, check: float | None = None) -> dict[str, Any]:
-    """What `Evaluation.to_json` writes, for a model that is right about this often."""
+    """Return the output of `Evaluation.to_json` for a model with about this accuracy."""
 
     def answered(share: float) -> dict[str, Any]:
         return as_json(wilson(round(share * prompts), prompts))
@@ -100,7 +100,7 @@ def evaluation(accuracy: float, *, prompts: int = 128, check: float | None = Non
 
 
 def metrics_row(step: int, steps: int, rng: random.Random) -> dict[str, Any]:
-    """One line of metrics.jsonl of a run that learns."""
+    """Return one line of metrics.jsonl of a run that learns."""
     progress = 1 / (1 + math.exp(-9 * (step / steps - 0.4)))
     reward = min(1.0, max(0.0, 0.2 + 0.74 * progress + rng.gauss(0, 0.05)))
     length = 7.5 - 1.5 * progress + rng.gauss(0, 0.2)
@@ -153,7 +153,7 @@ def metrics_row(step: int, steps: int, rng: random.Random) -> dict[str, Any]:
 def rollout_rows(
     step: int, steps: int, rng: random.Random, *, prompts: int = 8, group_size: int = 8
 ) -> list[dict[str, Any]]:
-    """Answers to sums, more of them right in later steps, with GRPO's advantages."""
+    """Return answers to sums with GRPO's advantages. More of them are right in later steps."""
     rows = []
     for p in range(prompts):
         a, b = rng.randint(10, 99), rng.randint(10, 99)
@@ -181,7 +181,7 @@ def rollout_row(
     group: int = 0,
     row: int = 0,
 ) -> dict[str, Any]:
-    """One line of a rollouts file."""
+    """Return one line of a rollouts file."""
     ids = tokenizer().encode(text).ids
     return {
         "step": step,
@@ -213,7 +213,7 @@ def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def events(steps: int) -> list[dict[str, Any]]:
-    """What happened, in the order of events.jsonl."""
+    """Return the events of the run, in the order of events.jsonl."""
     measured = [(0, 0.22), (steps // 2, 0.66)]
     told = [
         {"step": 0, "kind": "start", "message": f"tiny:addition, grpo, {steps} steps of 8 prompts with 8 answers"},
@@ -229,13 +229,13 @@ def events(steps: int) -> list[dict[str, Any]]:
 
 
 def write_run(folder: Path, *, steps: int = 60) -> Path:
-    """A finished run that learned: from 22% to 95%."""
+    """Write a finished run that learned: from 22% to 95%."""
     return shutil.copytree(_written(steps).name, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 
 @cache
 def _written(steps: int) -> TemporaryDirectory[str]:
-    """Such a run, to be copied: writing one takes ten times as long."""
+    """Write such a run once, to be copied, because writing takes ten times as long as copying."""
     kept = TemporaryDirectory()
     folder, rng = Path(kept.name), random.Random(0)
     model = folder / "checkpoints" / f"step-{steps:06d}" / "model"

@@ -1,4 +1,4 @@
-"""The panel of the alarms: read from the files of a run alone, with answers that cannot act on the page."""
+"""The alarm panel: read only from the files of a run, with answers that cannot act on the page."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ANSWER = {
 
 @pytest.fixture
 def watched(run_folder: Path) -> Path:
-    """A run that is watched, in which nothing fired."""
+    """A run with alarms enabled, in which no alarm fired."""
     config = run_folder / "config.yaml"
     config.write_text(config.read_text() + "alarms:\n  enabled: true  # default\n  cusum_limit: 9.0  # default\n")
     lines = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
@@ -64,7 +64,7 @@ def test_the_verdict_begins_with_the_alarm(gamed):
     )
     assert measured_verdict(run).headline == "The model improved."
     assert found.tone == "bad"
-    assert found.change == measured_verdict(run).change, "what was measured stays what it is"
+    assert found.change == measured_verdict(run).change, "the alarm must not change the measured difference"
     assert in_brief(run)["alarms"] == ["disagreement"]
 
 
@@ -89,7 +89,7 @@ def test_the_panel_has_the_message_the_answers_and_the_numbers(gamed):
         "Templates",
     ):
         assert title in page
-    assert page.count("text/distinct_4grams") == 0, "drawn once, and not again under more metrics"
+    assert page.count("text/distinct_4grams") == 0, "the metric is drawn once, and not again under more metrics"
 
 
 def test_an_answer_cannot_act_on_the_page(gamed):
@@ -144,7 +144,7 @@ def phases_drawn(folder: Path) -> list[str]:
 
 
 def add(folder: Path, values: dict[str, float]) -> None:
-    """To every step."""
+    """Add values to every step."""
     rows = [json.loads(line) | values for line in (folder / "metrics.jsonl").read_text().splitlines()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

@@ -1,4 +1,4 @@
-"""What can be seen of a run whose engines sample while it trains: its timeline, step lines, report and dashboard."""
+"""The views of a run whose engines sample while it trains: timeline, step lines, report and dashboard."""
 
 from __future__ import annotations
 
@@ -58,14 +58,14 @@ def test_the_timeline_shows_what_each_did_and_agrees_with_the_metrics(run):
     by_name = Counter((span.track, span.name) for span in spans)
     for name in ("wait for groups", "train", "publish"):
         assert by_name["trainer", name] == STEPS
-    assert by_name["trainer", "evaluate"] == 3  # before, in the middle, after
+    assert by_name["trainer", "evaluate"] == 3  # before, halfway and after
     assert by_name["trainer", "checkpoint"] == 2
     assert by_name["engine 0", "starting"] == 1
     assert by_name["rewards", "score"] >= 2
     engine = sorted((span.begin, span.end) for span in spans if span.track == "engine 0")
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(engine))
     published = [args["version"] for _, name, args in instants_of(events) if name == "published"]
-    assert published == list(range(STEPS + 1)), "what was trained last is evaluated by engines, too"
+    assert published == list(range(STEPS + 1)), "engines evaluate the last version, too"
     loaded = [span.args["version"] for span in spans if span.name == "loading"]
     assert loaded == sorted(loaded)
     assert set(loaded) <= set(published)
@@ -84,7 +84,7 @@ def test_the_step_line_says_how_old_tokens_are_and_who_waited(run, screen, monke
         assert f"age {record['staleness/mean']:.1f}" in line.getvalue()
     TerminalView(wide := io.StringIO()).step(run.metrics[-1], STEPS)
     assert re.search(r"waiting for groups \d+% training \d+%", wide.getvalue())
-    assert re.search(r"waited: trainer \d+%, engines 100%", wide.getvalue())  # nothing is left to be drawn
+    assert re.search(r"waited: trainer \d+%, engines 100%", wide.getvalue())  # no rows are left to be drawn
 
 
 def test_the_report_and_the_dashboard_show_ages_lengths_queues_and_waits(run):
@@ -92,12 +92,12 @@ def test_the_report_and_the_dashboard_show_ages_lengths_queues_and_waits(run):
     shown = ["Who waits", "Age of the tokens", "Tokens too old to be trained", "Lengths drawn and trained"]
     for title in (*shown, "Groups in flight and waiting", "timeline.json", "while engines sample"):
         assert title in page
-    assert "queue/" not in page.partition("<footer")[0]  # not among the metrics that no plot names
+    assert "queue/" not in page.partition("<footer")[0]  # queue metrics are not among those without a plot of their own
     assert "Age of the tokens: mean" in overlay({"one": read_run(run.folder), "two": read_run(run.folder)})
 
 
 def record_of(**metrics: float) -> RunRecord:
-    """Ten steps with the same numbers."""
+    """Return ten steps with the same numbers."""
     return RunRecord(folder=Path("run"), status="finished", metrics=[{"step": n, **metrics} for n in range(1, 11)])
 
 

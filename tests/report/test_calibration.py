@@ -1,4 +1,4 @@
-"""The calibration panel of a report: from the files of a run alone, for pairs, ratings and steps."""
+"""The calibration panel of a report: read only from the files of a run, for pairs, ratings and steps."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_page_plots_and_says_how_far_scores_can_be_believed(tmp_path, kind, 
 
 @pytest.mark.parametrize(("kind", "first"), [("pairs", "50%"), ("steps", "0%")])
 def test_the_diagonal_runs_through_equal_shares_and_both_axes_are_named(tmp_path, kind, first):
-    """Of pairs, nothing can be predicted below one half; what is found can be anything."""
+    """Predictions for pairs are at least one half, but the observed share can be anything."""
     section = calibration_section(run_with(tmp_path, EVALUATIONS[kind]))
     [ends] = re.findall(r'class="mark" x1="(.*?)" y1="(.*?)" x2="(.*?)" y2="(.*?)"', section)
     x1, y1, x2, y2 = map(float, ends)

@@ -1,4 +1,4 @@
-"""`posttrain dash` shows what is on file to this machine's user, to nobody else, and writes nothing."""
+"""`posttrain dash` shows runs to this machine's user and to nobody else, and writes nothing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from posttrain.report.store import read_run
 
 @dataclass
 class Browser:
-    """Somebody who asks a dashboard; `cookie` is what it was given for the token."""
+    """A client of a dashboard. `cookie` is the value that it received for the token."""
 
     address: str
     cookie: str = ""
@@ -45,7 +45,7 @@ class Browser:
         return urlsplit(self.address).port or 0
 
     def ask(self, path: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-        """(status, headers, text)."""
+        """Return (status, headers, text)."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         sent = {"Cookie": self.cookie} if self.cookie else {}
         connection.request(method, path, headers=sent | headers)
@@ -73,7 +73,7 @@ def start(*arguments: str, cwd: Path) -> tuple[subprocess.Popen[str], Browser]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """Two runs that learned, one of them in a folder of its own, and a comparison's page."""
+    """Two runs that learned, one of them in a nested folder, and the page of a comparison."""
     made = tmp_path_factory.mktemp("dash") / "runs"
     write_run(made / "first")
     write_run(made / "versus" / "arms" / "grpo 1")
@@ -88,7 +88,7 @@ def server(folder) -> Iterator[Browser]:
     process, browser = start(str(folder), cwd=folder)
     yield browser
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0, "Ctrl-C is how it ends"
+    assert process.wait(20) == 0, "Ctrl-C must end it without an error"
     assert process.stderr is not None
     assert process.stderr.read() == ""
 
@@ -98,7 +98,7 @@ def browser(server) -> Browser:
     return server.enter()
 
 
-# --- what is shown ----------------------------------------------------------------------------------------------------
+# --- contents ---------------------------------------------------------------------------------------------------------
 
 
 def test_all_runs_with_where_they_stand(browser):
@@ -134,16 +134,18 @@ def test_a_run_is_its_report_and_every_step_s_answers(browser):
 
 
 def test_a_page_that_lies_in_the_folder_is_shown_and_cannot_act(browser):
-    """It may have come with runs of somebody else."""
+    """The page may have come with somebody else's runs."""
     _, headers, text = browser.ask("/runs/versus/report.html")
     frame = next(found for tag, found in Page(text).elements if tag == "iframe")
     assert frame["sandbox"] is None or frame["sandbox"] == "", "no script, no form, no window, no way out of the frame"
-    assert "frame-src 'self'" in text, "the frame itself goes nowhere else"
+    assert "frame-src 'self'" in text, "the frame itself may show only this site"
     assert headers["content-security-policy"] == "frame-ancestors 'none'"
     _, headers, text = browser.ask(frame["src"])
     assert text == "<p>a comparison</p>"
     policy = headers["content-security-policy"]
-    assert policy.startswith("sandbox; default-src 'none'"), "opened alone it is as shut, meta refresh included"
+    assert policy.startswith("sandbox; default-src 'none'"), (
+        "opened alone, the page is as restricted, also against meta refresh"
+    )
     assert "frame-ancestors 'self'" in policy
     assert "script" not in policy
     assert browser.ask("/runs/first/as-written.html")[0] == 404
@@ -186,7 +188,7 @@ def test_looking_writes_nothing(browser, folder):
     assert files() == before
 
 
-# --- who may look -----------------------------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------------------------------
 
 
 def test_whoever_lacks_the_token_sees_nothing(server, browser):
@@ -203,15 +205,15 @@ def test_whoever_lacks_the_token_sees_nothing(server, browser):
         status, _, text = stranger.ask(path)
         assert status == 403
         assert "first" not in text
-    assert browser.ask("/?token=guess")[0] == 403, "a wrong token is not made good by a cookie"
+    assert browser.ask("/?token=guess")[0] == 403, "a valid cookie must not make up for a wrong token"
 
 
 def test_the_cookie_is_for_this_site_alone_and_no_script(server):
     _, headers, _ = server.ask(f"/runs/first/rollouts?step=30&{urlsplit(server.address).query}")
-    assert headers["location"] == "/runs/first/rollouts?step=30", "the token does not stay in the address"
+    assert headers["location"] == "/runs/first/rollouts?step=30", "the token must not stay in the address"
     assert {"HttpOnly", "SameSite=strict"} <= {part.strip() for part in headers["set-cookie"].split(";")}
     _, headers, _ = server.ask(f"//evil.example/?{urlsplit(server.address).query}")
-    assert headers["location"] == "/evil.example/", "nobody is sent elsewhere"
+    assert headers["location"] == "/evil.example/", "the redirect must not lead to another site"
 
 
 @pytest.mark.parametrize(
@@ -296,7 +298,7 @@ def test_nothing_that_others_wrote_becomes_markup(payload, tmp_path):
 
 
 def _write_slowly(folder: str, steps: int) -> None:
-    """A run in a process of its own: each line in two halves, as a reader may find it."""
+    """Write a run in a separate process. Each line comes in two halves, as a reader may find it."""
     path, rng = Path(folder), random.Random(0)
     (path / ".lock").write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
     with (path / "metrics.jsonl").open("a", buffering=1) as out:
@@ -347,7 +349,7 @@ def test_what_a_crash_left_is_shown_with_what_could_not_be_read(tmp_path):
     found = standing("broken", folder)
     run = read_run(folder)
     assert (found.state, found.brief.step, found.brief.model) == ("finished", 60, "")
-    assert found.brief.error.startswith("config.yaml"), "what could not be read is said where all runs stand"
+    assert found.brief.error.startswith("config.yaml"), "the overview must name the file that could not be read"
     assert "2 runs" not in pages.overview(tmp_path, find_runs(tmp_path), [found])
     page = Page(pages.rollouts("broken", run, pages.Asked.of({}, run.rollout_steps)))
     assert "step-000060.parquet could not be read" in page.text
@@ -409,7 +411,7 @@ def test_a_run_that_somebody_stopped_has_not_failed(kind, tmp_path):
 
 def test_one_odd_run_does_not_hide_the_others(tmp_path, monkeypatch):
     write_run(tmp_path / "sound")
-    write_run(tmp_path / "export")  # a name that means something inside of a run alone
+    write_run(tmp_path / "export")  # a name with a meaning only inside a run
     for name in (b"run\xe9", b"two\nlines"):
         write_run(tmp_path / "named").rename(os.fsdecode(os.path.join(os.fsencode(tmp_path), name)))
     write_lines(write_run(tmp_path / "huge") / "metrics.jsonl", [{"step": 10**400}, {"step": True}, {"step": -1}])
@@ -459,7 +461,7 @@ def test_an_empty_folder_says_so_and_one_run_can_be_looked_at_alone(tmp_path):
     assert find_runs(folder).runs == {"alone": folder}
 
 
-# --- answers, a page at a time ----------------------------------------------------------------------------------------
+# --- answers, one page at a time --------------------------------------------------------------------------------------
 
 
 def test_answers_come_in_pages_and_can_be_chosen(tmp_path):
@@ -505,11 +507,11 @@ def test_only_what_several_runs_have_is_drawn(tmp_path):
     assert "Entropy" not in text
 
 
-# --- news while somebody looks ---------------------------------------------------------------------------------------
+# --- news for open pages ---------------------------------------------------------------------------------------------
 
 
 class Listener:
-    """Somebody who listens for news; `seen` is what their page shows."""
+    """A client that listens for news. `seen` is the state that its page shows."""
 
     def __init__(self, browser: Browser, path: str) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", browser.port, timeout=30)
@@ -517,9 +519,9 @@ class Listener:
         self.answer = self._connection.getresponse()
 
     def next(self) -> str:
-        """The name of the next state."""
+        """Return the name of the next state."""
         while not (line := self.answer.readline().decode()).startswith("data: "):
-            assert line, "the server ended it"
+            assert line, "the server closed the connection"
         return line.removeprefix("data: ").strip()
 
     def close(self) -> None:
@@ -528,7 +530,7 @@ class Listener:
 
 
 def seen_on(browser: Browser, path: str) -> tuple[str, str]:
-    """(where the page listens, the state that it shows)."""
+    """Return (the address at which the page listens, the state that it shows)."""
     (body,) = [found for tag, found in Page(browser.ask(path)[2]).elements if tag == "body"]
     return str(body["data-live"]), str(body["data-seen"])
 
@@ -538,7 +540,7 @@ def test_a_page_hears_of_new_steps_and_of_nothing_else(browser, folder, path):
     address, seen = seen_on(browser, path)
     stale = Listener(browser, f"{address}{'&' if '?' in address else '?'}seen=older")
     assert stale.answer.headers["content-type"].startswith("text/event-stream")
-    assert stale.next() == seen, "whoever shows an older state hears of this one at once"
+    assert stale.next() == seen, "a page with an older state must hear of this one immediately"
     stale.close()
     current = Listener(browser, f"{address}{'&' if '?' in address else '?'}seen={seen}")
     metrics = folder / "first" / "metrics.jsonl"
@@ -574,7 +576,7 @@ def test_so_many_listen_and_no_more(browser):
     deadline = time.monotonic() + 30
     while (status := Listener(browser, "/news?seen=older").answer.status) != 200 and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert status == 200, "whoever left makes room"
+    assert status == 200, "a listener that left makes room"
 
 
 def test_ctrl_c_ends_a_server_that_somebody_listens_to(tmp_path):
@@ -624,7 +626,7 @@ def test_settings_that_differ_stand_beside_each_other(browser, folder):
     assert "No setting differs." in Page(browser.ask(f"/overlay?run={one}&run={two}")[2]).text
 
 
-# --- how it starts ----------------------------------------------------------------------------------------------------
+# --- start ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_is_not_there_is_an_error(tmp_path, monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The plot of cost against quality: who is beaten by nobody, and what is drawn of it."""
+"""The plot of cost against quality: which spots no other beats, and how they are drawn."""
 
 from __future__ import annotations
 

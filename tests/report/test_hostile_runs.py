@@ -1,4 +1,4 @@
-"""Runs that do whatever a folder can do to whoever reads it: each is said to be odd, and the others are shown."""
+"""Run folders that attack their reader in every way a folder can: each is reported as odd, and the others are shown."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def pipe(file: Path) -> None:
 def listening(file: Path) -> None:
     with socket.socket(socket.AF_UNIX) as made:
         here = Path.cwd()
-        os.chdir(file.parent)  # names of sockets are short
+        os.chdir(file.parent)  # socket names must be short
         made.bind(file.name)
         os.chdir(here)
 
@@ -49,7 +49,7 @@ def huge(file: Path) -> None:
 
 
 def bomb(file: Path) -> None:
-    """Five million rows of one text."""
+    """Write five million rows that share one text."""
     text = pa.DictionaryArray.from_arrays(pa.array([0] * 1_000_000, pa.int32()), ["x" * 10_000])
     with parquet.ParquetWriter(file, pa.schema({"prompt": text.type, "completion": text.type})) as out:
         for _ in range(5):
@@ -136,7 +136,7 @@ def test_each_is_shown_as_what_it_is_and_hides_no_other(hostile):
 
 
 def test_a_report_of_any_of_them_is_written_in_bounded_time(hostile):
-    """What a run writes about itself at its end must not be what stops it."""
+    """A report that a run writes at its end must not be able to stop it."""
     begun = time.monotonic()
     for name in cases():
         run = read_run(hostile / name)

@@ -1,4 +1,4 @@
-"""Reports and the dashboard in a real headless Chromium: what is drawn, pressed, saved and brought up to date there."""
+"""Reports and the dashboard in a real headless Chromium: drawing, interaction, downloads and updates."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def written(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def report(browser, written) -> Iterator[Chromium]:
-    """A report from the disk: nothing on it complains, and it asks for nothing but itself."""
+    """A report from the disk. Nothing on it complains, and it requests nothing but itself."""
     browser.media(prefers_color_scheme="light", prefers_reduced_motion="reduce")
     browser.open(written.as_uri())
     until(browser, "Plots.plots.get('reward').plot")
@@ -64,7 +64,7 @@ def until(browser: Chromium, expression: str) -> Any:
 
 
 def plot(browser: Chromium, expression: str, key: str = "reward") -> Any:
-    """The value of an expression about one plot, which is `p`."""
+    """Return the value of an expression about one plot, which is called `p`."""
     return browser.evaluate(f"(() => {{ const p = Plots.plots.get({json.dumps(key)}); return {expression}; }})()")
 
 
@@ -86,7 +86,7 @@ def test_lines_are_drawn_from_the_numbers_of_the_run(report, written):
     rewards = [row["reward"] for row in metrics(written)]
     assert plot(report, "p.plot.data[0]") == list(range(1, 61))
     assert plot(report, "p.plot.data[1]") == pytest.approx(rewards, rel=1e-5)
-    assert plot(report, "p.place.querySelectorAll('svg').length") == 0, "the picture is replaced"
+    assert plot(report, "p.place.querySelectorAll('svg').length") == 0, "the plot replaces the static picture"
 
 
 def test_x_can_be_tokens_and_time(report, written):
@@ -105,7 +105,7 @@ def test_smoothing_is_a_moving_average_over_the_faint_line(report, written):
     expected = sum(w * r for w, r in zip(weights, rewards, strict=True)) / sum(weights)
     raw, soft, mean = (plot(report, f"p.plot.data[{place}].at(-1)") for place in (1, 2, 3))
     assert (raw, soft) == (pytest.approx(rewards[-1], rel=1e-5), pytest.approx(expected, rel=1e-5))
-    assert mean == pytest.approx(sum(rewards[-4:]) / 4, rel=1e-5), "what is a mean already is left alone"
+    assert mean == pytest.approx(sum(rewards[-4:]) / 4, rel=1e-5), "a series that is already a mean is not smoothed"
     assert report.evaluate("document.querySelector('.plots-bar output').textContent") == "0.90"
     set_field(report, "#plot-smoothing", "0")
     assert plot(report, "p.plot.data.length") == 3
@@ -132,7 +132,7 @@ def test_a_drag_zooms_and_a_double_click_shows_the_whole_again(report):
     assert (low, high) == (pytest.approx(1 + 0.25 * 59, abs=1), pytest.approx(1 + 0.5 * 59, abs=1))
     assert not plot(report, "p.whole.hidden")
     set_field(report, "#plot-smoothing", "0.5")
-    assert plot(report, "p.plot.scales.x.min") == pytest.approx(low), "a zoom outlives what else is changed"
+    assert plot(report, "p.plot.scales.x.min") == pytest.approx(low), "a zoom survives other changes"
     for count in (1, 2):
         for kind in ("mousePressed", "mouseReleased"):
             at = {"x": left + 0.5 * width, "y": top + 40, "button": "left", "clickCount": count}
@@ -146,7 +146,7 @@ def test_everything_can_be_done_from_the_keyboard(report, written):
     report.evaluate("document.querySelector('#plot-smoothing').focus()")
     report.press("Tab")  # the first line of the legend
     report.press(" ")
-    assert plot(report, "p.plot.data.length") == 2, "one line is left"
+    assert plot(report, "p.plot.data.length") == 2, "one line is left besides x"
     report.press(" ")
     report.press("Tab", 2)
     assert report.evaluate("document.activeElement === Plots.plots.get('reward').place")
@@ -215,7 +215,7 @@ def test_a_report_is_accessible_and_fits_its_width(report, written, width, theme
 
 
 def assert_fits(browser: Chromium) -> None:
-    """No page and no table is wider than the window."""
+    """Check that neither the page nor any table is wider than the window."""
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
     wide = "[...document.querySelectorAll('.scroll')].filter((one) => one.checkVisibility()"
     wide += " && one.scrollWidth > one.clientWidth + 1).map((one) => one.outerHTML.slice(0, 300))"
@@ -237,7 +237,7 @@ def serious(browser: Chromium) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory) -> Path:
-    """One that still trains, of ten steps so far, and three that ended."""
+    """Write one run that still trains, with ten steps so far, and three that ended."""
     folder = tmp_path_factory.mktemp("dash") / "runs"
     for name, algorithm in (("alpha", "grpo"), ("beta", "dapo"), ("gamma", "grpo"), ("now", "rloo")):
         config = write_run(folder / name) / "config.yaml"
@@ -292,7 +292,7 @@ def test_runs_are_found_filtered_and_sorted_by_any_column(dash):
     dash.evaluate(press.format("step"))
     assert shown(dash)[:2] == ["now", "gamma"]
     dash.evaluate(press.format("held-out"))
-    assert shown(dash)[-1] == "now", "what was not measured comes last"
+    assert shown(dash)[-1] == "now", "runs without a measurement come last"
     set_field(dash, "[name=algorithm]", "grpo")
     assert sorted(shown(dash)) == ["alpha", "gamma"]
     set_field(dash, "[name=find]", "GAM")
@@ -301,7 +301,7 @@ def test_runs_are_found_filtered_and_sorted_by_any_column(dash):
     where = dash.evaluate("location.href")
     assert "algorithm=grpo&find=GAM" in where
     dash.open(where)
-    assert shown(dash) == ["gamma"], "the address holds what was chosen"
+    assert shown(dash) == ["gamma"], "the address holds the chosen filters"
     set_field(dash, "[name=find]", "")
     set_field(dash, "[name=algorithm]", "")
     set_field(dash, "[name=state]", "running")

@@ -1,4 +1,4 @@
-"""What is said of runs that learn from given answers: pairs, labels, demonstrations."""
+"""Statements about runs that learn from given answers: pairs, labels and demonstrations."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def interval(mean: float, half: float, n: int = 200) -> dict[str, Any]:
 
 
 def pairs(accuracy: float, *, half: float = 0.06, **more: Any) -> dict[str, Any]:
-    """What a policy's measurement on held-out pairs leaves in evaluation.json."""
+    """Return the results that a policy's evaluation on held-out pairs leaves in evaluation.json."""
     shared = {"accuracy": interval(accuracy, half), "accuracy_per_token": interval(0.6, 0.06)}
     kept = {"margin": interval(1.25, 0.3), "logps_chosen": interval(-40.0, 2.0), "logps_rejected": interval(-45.0, 2.0)}
     return {"pairs": 200, "confidence": 0.95, "ranked_by": "sequence log-probability", **shared, **kept, **more}
@@ -79,7 +79,7 @@ def test_a_difference_that_may_be_nothing_is_called_that():
 
 
 def checked(judge: tuple[float, float], words: tuple[float, float] | None = None) -> dict[str, Any]:
-    """What independent checks said of the answers before and after."""
+    """Return the scores of independent checks for the answers before and after."""
     sides = {"judge": judge} | ({} if words is None else {"words": words})
     return {
         label: {"baseline": interval(before, 0.1, 90), "trained": interval(after, 0.1, 90)}
@@ -160,7 +160,7 @@ def test_one_check_and_a_loss_that_stayed():
 
 
 def test_a_check_cannot_stand_for_what_was_not_measured():
-    """Answers of one class have no AUC."""
+    """Answers of a single class have no AUC."""
     only = {"answers": 9, "desirable": 9, "undesirable": 0, "confidence": 0.95}
     evaluation = {"baseline": only, "trained": only, "check": checked((0.3, 0.9))}
     run = RunRecord(folder=Path("run"), status="finished", evaluation=evaluation)
@@ -214,7 +214,7 @@ def test_ratings_improve_downwards():
     assert verdict(run).headline == "The model improved."
 
 
-# --- what is noticed --------------------------------------------------------------------------------------------------
+# --- notes ------------------------------------------------------------------------------------------------------------
 
 
 def test_chosen_answers_that_became_less_likely_are_a_warning_with_its_cures():

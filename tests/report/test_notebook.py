@@ -1,4 +1,4 @@
-"""A run in a notebook: its verdict and plots, in colours of their own, and no text that is markup."""
+"""A run in a notebook: its verdict and plots, in their own colours, and no text of a run acts as markup."""
 
 import json
 import re

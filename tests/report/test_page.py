@@ -1,4 +1,4 @@
-"""report.html: one file, nothing from outside, nothing that a model wrote can act, and the right things are said."""
+"""report.html: one file without external parts, no output of a model can act, and its statements are right."""
 
 import base64
 import hashlib
@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 
 def payload_run(folder, payload: str):
-    """The payload in every place where text of others can stand."""
+    """Put the payload into every place that can hold foreign text."""
     row = rollout_row(f"prompt {payload}", f"completion {payload}", 1.0, 0.5, random.Random(0))
     plain = {**rollout_row(f"p {payload}", f"c {payload}", 0.0, -0.5, random.Random(0), row=1), "completion_ids": []}
     write_rollouts(folder, 60, [row, {**plain, "finish_reason": payload, "reward/<b>": 1.0}])
@@ -101,10 +101,12 @@ def test_nothing_that_others_wrote_becomes_markup(run_folder, payload):
     harmless = Page(render(read_run(payload_run(run_folder, "harmless"))))
     hostile_source = render(read_run(payload_run(run_folder, payload)))
     hostile = Page(hostile_source)
-    tags = [tag for tag, _ in hostile.elements if tag != "span"]  # one per token: another text has another number
+    tags = [
+        tag for tag, _ in hostile.elements if tag != "span"
+    ]  # one span per token: a different text has a different number
     assert tags == [tag for tag, _ in harmless.elements if tag != "span"]
     assert not [name for _, attributes in hostile.elements for name in attributes if name.startswith("on")]
-    assert hostile.ids == harmless.ids, "the whole page is still there"
+    assert hostile.ids == harmless.ids, "the page must still have all its parts"
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069\u2028\u2029\ufeff]", hostile_source)
 
 
@@ -152,7 +154,7 @@ def test_every_section_and_plot_of_a_whole_run_is_there(run_folder):
         "Time per step. The trainer waits 62% of the time for samples and 4.2% for late rewards" in label
         for label in labels
     )
-    assert "The same at every step:Clipped tokens" in page.text, "what never changes is a number, not a plot"
+    assert "The same at every step:Clipped tokens" in page.text, "a metric that never changes is shown as a number"
 
 
 def data_of(source: str) -> dict[str, Any]:
@@ -175,7 +177,7 @@ def test_every_plot_is_a_picture_with_words_a_table_and_the_numbers_for_a_script
     source = write_report(run_folder).read_text()
     page, data = Page(source), data_of(source)
     figures = [found["data-chart"] for tag, found in page.elements if tag == "figure" and "data-chart" in found]
-    assert len(set(figures)) == len(figures), "each has its own numbers"
+    assert len(set(figures)) == len(figures), "each plot has its own numbers"
     assert set(figures) == data["charts"].keys()
     labels = [found["aria-label"] for tag, found in page.elements if tag == "svg" and found["role"] == "img"]
     reward = next(label for label in labels if label.startswith("Reward."))
@@ -194,7 +196,7 @@ def test_every_plot_is_a_picture_with_words_a_table_and_the_numbers_for_a_script
 def test_steps_can_be_told_in_tokens_and_in_seconds(run_folder):
     (clock,) = data_of(write_report(run_folder).read_text())["clocks"]
     rows = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
-    assert clock["tokens"][0] == clock["seconds"][0] == [0.0, 0.0], "before the first step there was nothing"
+    assert clock["tokens"][0] == clock["seconds"][0] == [0.0, 0.0], "both clocks are zero before the first step"
     assert clock["tokens"][1:] == [[row["step"], row["num_tokens"]] for row in rows]
     assert clock["seconds"][-1] == [60, pytest.approx(sum(row["time/step"] for row in rows))]
 

@@ -1,4 +1,4 @@
-"""A run folder is read as far as it can be read; what cannot be read is named, and nothing is raised."""
+"""A run folder is read as far as possible: unreadable parts are named, and nothing is raised."""
 
 import json
 import os
@@ -82,7 +82,7 @@ def test_a_broken_line_in_the_middle_is_named(run_folder):
 
 
 def test_a_line_separator_inside_a_text_does_not_end_a_line(run_folder):
-    """U+2028 and U+0085 are line breaks to `str.splitlines`, not to JSON lines or YAML comments."""
+    """U+2028 and U+0085 are line breaks for `str.splitlines`, but not for JSON lines or YAML comments."""
     event = {"kind": "warning", "message": "one\u2028two\u0085three"}
     (run_folder / "events.jsonl").write_text(json.dumps(event, ensure_ascii=False) + "\n", encoding="utf-8")
     assert read_run(run_folder).events == [event]
@@ -119,7 +119,7 @@ def test_a_damaged_tokenizer_shows_ids(run_folder):
     ],
 )
 def test_the_last_word_decides_how_a_run_ended(run_folder, last_event, error, status):
-    """A run that failed, was resumed and then ended well has finished, although error.json may still be there."""
+    """A run that failed, was resumed and then ended well has finished, although error.json may still exist."""
     (run_folder / "events.jsonl").write_text(json.dumps({"kind": "start"}) + "\n" + json.dumps(last_event) + "\n")
     if error:
         (run_folder / "error.json").write_text(json.dumps(error))

@@ -1,4 +1,4 @@
-"""The plots of what answers were worth, drawn from the metrics of a run folder."""
+"""The plots of rewards and their reasons, drawn from the metrics of a run folder."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def test_rare_reasons_are_among_the_other_metrics(tmp_path):
     (chart,) = why(tmp_path, steps)
     assert len(chart.legend) == 6
     page = render(read_run(tmp_path))
-    assert f"{name}reason 0" in page, "a metric that no curated plot holds has a plot of its own"
+    assert f"{name}reason 0" in page, "a metric without a curated plot has its own plot"
     assert f"{name}reason 7" not in page
 
 

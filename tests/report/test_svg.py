@@ -1,4 +1,4 @@
-"""The charts: round axes, gaps, extremes kept, numbers for people."""
+"""The charts: round axes, gaps, extremes that are kept, and readable numbers."""
 
 import re
 import xml.etree.ElementTree as xml

@@ -1,4 +1,4 @@
-"""Terminal output: complete and plain without a terminal, one block with one, and never a reason for a run to stop."""
+"""Terminal output: complete and plain without a terminal, one block with one, and it never stops a run."""
 
 import io
 import random
@@ -17,7 +17,7 @@ class Tty(io.StringIO):
 
 
 def tell(view: TerminalView, steps: int = 3) -> None:
-    """A small run, from start to end."""
+    """Show a small run, from start to end."""
     rng = random.Random(0)
     view.started({"run": "runs/demo", "model": "tiny:addition"})
     view.evaluation("baseline", evaluation(0.22, check=0.2))
@@ -121,7 +121,9 @@ def test_on_a_terminal_there_is_a_block_and_what_happened_stays_above_it(monkeyp
     ):
         assert part in text
     assert stream.getvalue().rstrip().endswith("intervals disjoint")
-    assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h"), "the cursor is given back"
+    assert stream.getvalue().count("\x1b[?25l") == stream.getvalue().count("\x1b[?25h"), (
+        "the cursor must be shown again"
+    )
 
 
 def test_a_dumb_terminal_gets_plain_lines(monkeypatch):
@@ -147,7 +149,7 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(tty, monkeypatch)
     assert "\x1b[2J" not in text
     assert "\x1b[31mred" not in text
     assert "⟨U+001B⟩[2J⟨U+202E⟩" in text
-    assert "[bold]x[/bold]" in text, "markup of rich is text here"
+    assert "[bold]x[/bold]" in text, "rich's markup must appear as text"
 
 
 def test_a_broken_stream_warns_once_and_never_raises():

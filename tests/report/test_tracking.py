@@ -1,4 +1,4 @@
-"""A run in TensorBoard, Trackio and Weights & Biases is the run in its folder: every number once, whatever happens."""
+"""A run in TensorBoard, Trackio and Weights & Biases equals the run in its folder: every number is sent once."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ Series = dict[str, list[tuple[int, float]]]
 
 @pytest.fixture(autouse=True)
 def own_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing of the user's: no account, no database of other runs."""
+    """Hide everything of the user's: accounts, and databases of other runs."""
     for name in [name for name in os.environ if name.startswith(("WANDB_", "TRACKIO_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -49,11 +49,11 @@ def own_trackers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trackio.sqlite_storage.TRACKIO_DIR", tmp_path / "trackio")
 
 
-# ---------------------------------------------------------------- what a tracker has, read as it reads it
+# ---------------------------------------------------------------- the contents of a tracker, read by its own means
 
 
 def in_tensorboard(folder: Path) -> tuple[Series, list[tuple[int, str]]]:
-    """The scalars, and the texts of alarms, guards and errors."""
+    """Return the scalars, and the texts of alarms, guards and errors."""
     found = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
     scalars = {tag: [(e.step, e.value) for e in found.Scalars(tag)] for tag in found.Tags()["scalars"]}
     told = [tag for tag in found.Tags()["tensors"] if tag != "config"]
@@ -82,7 +82,7 @@ def wandb_files(folder: Path) -> list[Path]:
 
 
 def wandb_records(file: Path) -> Iterator[Record]:
-    """The format of LevelDB's log: blocks of 32 KiB, chunks of (checksum, length, kind) and their bytes."""
+    """Read the format of LevelDB's log: blocks of 32 KiB, with chunks of (checksum, length, kind) and their bytes."""
     content, at, whole = file.read_bytes(), 7, b""
     while at + 7 <= len(content):
         left = 32768 - at % 32768
@@ -92,7 +92,7 @@ def wandb_records(file: Path) -> Iterator[Record]:
         _, length, kind = struct.unpack("<IHB", content[at : at + 7])
         whole += content[at + 7 : at + 7 + length]
         at += 7 + length
-        if kind in (1, 4):  # the only chunk, or the last
+        if kind in (1, 4):  # the only chunk of a record, or its last
             yield Record.FromString(whole)
             whole = b""
 
@@ -124,10 +124,12 @@ def last_step(series: Series) -> int:
 
 
 def assert_complete(folder: Path, tracker: str, *, but: tuple[str, ...] = ()) -> None:
-    """Every number of metrics.jsonl is there, once, and evaluations beside. Of `but` the values may differ."""
+    """Check that every number of metrics.jsonl is there once, besides evaluations. Values of `but` may differ."""
     ours = in_the_folder(folder)
     assert ours
-    wait_until(lambda: last_step(READ[tracker](folder)[0]) == last_step(ours))  # a process of the tracker's own writes
+    wait_until(
+        lambda: last_step(READ[tracker](folder)[0]) == last_step(ours)
+    )  # the tracker writes in a separate process
     theirs, _ = READ[tracker](folder)
     assert {name for name in theirs if not name.startswith("eval/")} == ours.keys()
     for name, points in ours.items():
@@ -195,7 +197,7 @@ def test_what_a_killed_run_has_sent_is_not_sent_again_when_it_is_resumed(tracker
     folder = tmp_path / "run"
     deadline = time.monotonic() + 120
     while Sent.of(folder, tracker).step < 3 and time.monotonic() < deadline:
-        assert training.returncode is None, "it ended before anything was sent"
+        assert training.returncode is None, "the run ended before anything was sent"
         time.sleep(0.02)
     training.send_signal(signal.SIGKILL)
     training.communicate()
@@ -204,7 +206,7 @@ def test_what_a_killed_run_has_sent_is_not_sent_again_when_it_is_resumed(tracker
     run = pt.resume(folder, steps=known.step + 25)
     assert run.step == known.step + 25
     assert Sent.of(folder, tracker).id == known.id
-    assert_complete(folder, tracker, but=("time/", "memory/"))  # repeated steps are the same in all else
+    assert_complete(folder, tracker, but=("time/", "memory/"))  # repeated steps agree in everything else
 
 
 def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(tmp_path, capfd):
@@ -228,7 +230,7 @@ def test_one_that_takes_too_long_is_left_to_it(tmp_path, monkeypatch, capfd):
     (tmp_path / "config.yaml").write_text(json.dumps(config))
     assert command(["train", str(tmp_path / "config.yaml")]) == 0
     assert "report_to tensorboard: is still sending after 0 seconds" in capfd.readouterr().out
-    follow(tmp_path / "run", "tensorboard")  # waits for the one that still sends
+    follow(tmp_path / "run", "tensorboard")  # waits for the follower that is still sending
     assert_complete(tmp_path / "run", "tensorboard")
 
 
@@ -322,7 +324,9 @@ def test_a_run_that_is_over_can_be_sent_and_only_what_is_new_is_sent_again(track
 def test_the_command_says_where_to_look(tmp_path):
     folder = write_run(tmp_path / "run")
     asked = [sys.executable, "-m", "posttrain", "track", str(folder), "--to", "trackio", "--json"]
-    answered = subprocess.run(asked, capture_output=True, text=True, check=True)  # whole: the package has a last word
+    answered = subprocess.run(
+        asked, capture_output=True, text=True, check=True
+    )  # a whole process, since the package prints a last message
     said = json.loads(answered.stdout)
     assert said["tracker"] == "trackio"
     assert said["step"] == read_run(folder).metrics[-1]["step"]
@@ -347,7 +351,7 @@ def test_of_several_times_every_folder_is_named_in_order(tmp_path):
     folder = write_run(tmp_path / "run")
     follow(folder, "wandb")
     add_lines(folder / "metrics.jsonl", [{"step": 1000, "reward/mean": 0.5}])
-    time.sleep(1.1)  # the name of a folder has whole seconds
+    time.sleep(1.1)  # folder names have a resolution of one second
     second = follow(folder, "wandb")
     folders = [file.parent for file in wandb_files(folder)]
     assert len(folders) == 2
@@ -363,7 +367,7 @@ def test_where_there_is_nothing_new_no_tracker_is_opened(tmp_path):
 
 
 class Breaks(TensorBoard):
-    """It takes two steps and fails at the third."""
+    """A tracker that accepts two steps and fails at the third."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
         if step >= 3:

@@ -1,4 +1,4 @@
-"""The sentences: what is claimed follows from the intervals, and nothing more is claimed."""
+"""The sentences of the verdict: they claim what the intervals show, and no more."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,7 @@ from posttrain.report.verdict import in_brief, measure_of, span, verdict
 
 
 def run_of(**metrics: list[float]) -> RunRecord:
-    """A finished run with these series; `_` stands for `/` in names."""
+    """Return a finished run with these series. Write `__` for `/` in names."""
     steps = max((len(values) for values in metrics.values()), default=0)
     rows = [{"step": i + 1, **{k.replace("__", "/"): v[i] for k, v in metrics.items()}} for i in range(steps)]
     return RunRecord(folder=Path("run"), status="finished", metrics=rows)

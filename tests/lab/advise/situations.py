@@ -1,4 +1,4 @@
-"""Situations, what is recommended in each, and the rule that must be among the reasons: the table of docs/advise.md."""
+"""Situations, the recommendation in each, and the rule that must be among the reasons: the table of docs/advise.md."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Situation(NamedTuple):
     facts: dict[str, Any]
     best: str | None
     rule: str | None
-    """That speaks for it; of a situation without an answer, what has to be done first."""
+    """The rule that must be a reason for `best`. If `best` is None, the rule says what has to be done first."""
     among: tuple[str, ...] = ()
-    """What else has to be recommended."""
+    """Other algorithms that must be recommended, too."""
     ruled_out: tuple[str, ...] = ()
-    """What must not be."""
+    """Algorithms that must not be recommended."""
 
 
 BIG = {"size": "7b", "gpus": 8, "gpu_memory": 80}
@@ -156,7 +156,7 @@ SITUATIONS = [
     Situation("likelihood fell with DPO", {"data": "pairs", "trouble": "likelihood"}, "rpo", "likelihood-falls"),
     Situation("pairs learnt by heart", {"data": "pairs", "trouble": "overfitting"}, "ipo", "pairs-learnt-by-heart"),
     Situation("wrong preferences", {"data": "pairs", "noisy_labels": True}, "cdpo", "noisy-preferences"),
-    # The scorer itself
+    # Training a scorer
     Situation("a reward model of pairs", {"data": "pairs", "goal": "scorer"}, "reward_model", "scorer-from-pairs"),
     Situation(
         "a reward model of ratings", {"data": "ratings", "goal": "scorer"}, "reward_regression", "scorer-from-ratings"
@@ -168,7 +168,7 @@ SITUATIONS = [
 
 
 def table() -> str:
-    """The situations for docs/advise.md: `python -m tests.lab.advise.situations docs/advise.md` writes them there."""
+    """Return the table for docs/advise.md. `python -m tests.lab.advise.situations docs/advise.md` writes it there."""
     rows = [
         f"| {s.says} | {', '.join(f'{k} = {v}' for k, v in s.facts.items()) or '(nothing)'} "
         f"| {f'`{s.best}`' if s.best else 'none yet'} | `{s.rule}` |"

@@ -1,4 +1,4 @@
-"""The advisor: what it recommends where, with which reason, what it says before, and that its configs can be loaded."""
+"""The advisor: its recommendations, their reasons, the steps to take first, and that its configs can be loaded."""
 
 import functools
 import json
@@ -23,7 +23,7 @@ from posttrain.lab.advise.ranges import remarks
 
 @functools.cache
 def answered(number: int) -> Advice:
-    """What is advised in a situation of the table."""
+    """Return the advice for a situation of the table."""
     return advise(SITUATIONS[number].facts)
 
 
@@ -57,7 +57,7 @@ def test_each_config_can_be_loaded_and_is_within_the_published_ranges(tmp_path):
             assert remarks(config) == [], (situation.says, told.algorithm)
 
 
-# What is said beside it
+# What accompanies it
 
 
 @catalogue(
@@ -193,7 +193,7 @@ def test_what_would_change_the_answer_does_so():
 
 
 def test_rollout_bound_gets_a_config_that_samples_while_it_trains():
-    """What a rule asks of other sections than the algorithm's stands in the config, and is no setting of the latter."""
+    """A rule's settings for other sections are in the config, but are not settings of the algorithm."""
     best = advise(data="verifier", rollout_bound=True).best
     config = load_config(yaml.safe_load(best.config)).config
     assert (best.algorithm, best.settings) == ("grpo", {"correction": "decoupled"})
@@ -249,7 +249,7 @@ def test_rewards_of_turns_are_credited_to_turns_where_the_algorithm_can():
 
 
 def test_the_trainer_takes_every_config_of_several_turns():
-    """The rules of advise and those of a run cannot say different things."""
+    """The rules of advise and those of a run must not contradict each other."""
     wishes = [
         {"turns": "tools", "rollout_bound": True},
         {"turns": "tools", "reward": "judge", "dense_rewards": True},
@@ -341,7 +341,7 @@ def test_every_rule_names_facts_values_and_sources_that_exist():
 
 
 def _values(wanted):
-    """The names among the values of a condition."""
+    """Return the names among the values of a condition."""
     if isinstance(wanted, dict):
         return set().union(*(_values(value) for value in wanted.values()))
     values = wanted if isinstance(wanted, list) else [wanted]
@@ -390,7 +390,7 @@ def test_identifiers_are_unique_and_every_source_is_cited():
 
 
 def test_every_weight_is_reachable_in_some_situation():
-    """A rule that no situation of the table meets would be a rule that nobody has looked at."""
+    """Nobody would have looked at a rule that no situation of the table meets."""
     met_by = [Facts(**s.facts).assumed()[0].known() for s in SITUATIONS]
     unseen = [rule.id for rule in guides().rules if not any(met(rule.when, known) for known in met_by)]
     assert unseen == []

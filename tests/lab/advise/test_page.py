@@ -1,4 +1,4 @@
-"""docs/advise.md says what the guides say, and shows what the command prints."""
+"""docs/advise.md agrees with the guides, and shows the output of the command."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Published ranges: what is pointed out, with what follows; and that nothing of our own is outside without a reason."""
+"""Published ranges: the remarks about settings outside of them, and that our own settings are within them."""
 
 import json
 from pathlib import Path
@@ -104,11 +104,11 @@ def test_small_models_stand_larger_rates(tmp_path):
 @pytest.mark.parametrize(
     ("steps", "data", "passes", "ids"),
     [
-        (10, {"eval": "e.jsonl"}, 1.0, []),  # 640 rows, 64 of them in each step
+        (10, {"eval": "e.jsonl"}, 1.0, []),  # 640 rows, 64 in each step
         (30, {"eval": "e.jsonl"}, 3.0, []),
         (45, {"eval": "e.jsonl"}, 4.5, ["passes-over-pairs"]),
         (5, {"eval": "e.jsonl"}, 0.5, ["passes-over-pairs"]),
-        (9, {}, 1.0, []),  # a tenth is held out
+        (9, {}, 1.0, []),  # one tenth is held out
         (15, {"eval": "e.jsonl", "part": "2/3"}, 4.5, ["passes-over-pairs"]),
         (10, {"eval": "e.jsonl", "max_rows": 128}, 5.0, ["passes-over-pairs"]),
     ],
@@ -159,12 +159,14 @@ def test_every_range_can_be_read():
 
 
 def _is_a_bound(one: Range) -> bool:
-    """A value above it is refused anyway."""
+    """Return whether a value above the range is refused anyway."""
     return one.setting in ("algorithm.gae_lambda", "algorithm.gamma")
 
 
 def test_training_warns_of_it_and_goes_on(tmp_path, monkeypatch):
-    monkeypatch.setattr("posttrain.lab.advise.ranges.FROM_SCRATCH", 0.0)  # the model below has some thousand parameters
+    monkeypatch.setattr(
+        "posttrain.lab.advise.ranges.FROM_SCRATCH", 0.0
+    )  # the model below has a few thousand parameters
     rows = [{"prompt": word, "completion": word[::-1]} for word in ("abc", "bcd", "cde", "def")]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     run = pt.train(

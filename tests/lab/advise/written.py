@@ -1,6 +1,6 @@
-"""The parts of docs/advise.md that are written from the guides and ranges.
+"""The parts of docs/advise.md that are generated from the guides and ranges.
 
-`python -m tests.lab.advise.written docs/advise.md` writes them anew between their marks; a test compares.
+`python -m tests.lab.advise.written docs/advise.md` writes them again between their marks. A test compares them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "output-wishes": {"data": "pairs", "online": True, "priority": "quality,memory"},
     "output-nothing": {"data": "nothing"},
 }
-"""Name of a mark -> the facts of the command that stands above it."""
+"""Name of a mark -> the facts of the command above it."""
 
 
 def sections() -> dict[str, str]:
-    """Name of a mark -> what stands between it and its end."""
+    """Return name of a mark -> the text between the mark and its end."""
     outputs = {name: _output(facts) for name, facts in EXAMPLES.items()}
     return outputs | {name: make() for name, make in TABLES.items()}
 
@@ -41,7 +41,7 @@ def _rules() -> str:
 
 
 def _because(rule: Rule) -> str:
-    """`a program checks answers; ppo: a critic learns ...`: of whom it is said, where it is not said of all."""
+    """Return `a program checks answers; ppo: a critic learns ...`: a reason names its algorithms unless all have it."""
     of: dict[str, list[str]] = {}
     for key in (*rule.weigh, *sorted(rule.veto)):
         of.setdefault(rule.said_of(key).text, []).append(key)
@@ -51,7 +51,7 @@ def _because(rule: Rule) -> str:
 
 
 def _effect(rule: Rule) -> str:
-    """`grpo +4, dapo +2`; algorithms with the same points together, and only some of many."""
+    """Return `grpo +4, dapo +2`: algorithms with equal points come together, and long lists are shortened."""
     by_points: dict[float, list[str]] = {}
     for key, points in rule.weigh.items():
         by_points.setdefault(points, []).append(key)
@@ -121,7 +121,7 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _questions() -> str:
-    """As they stand on the screen, each with Enter for an answer."""
+    """Return the questions like on a screen, answered with Enter."""
     return "```text\n" + "\n".join(f"{question.asks}\n>" for question in questions()) + "\n```"
 
 
@@ -146,7 +146,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
 
 
 def written(text: str, parts: Mapping[str, str]) -> str:
-    """The page with what stands between `<!-- NAME -->` and `<!-- /NAME -->` replaced."""
+    """Return the page with the text between `<!-- NAME -->` and `<!-- /NAME -->` replaced."""
     for name, part in parts.items():
         mark = re.compile(rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)", re.DOTALL)
         text, found = mark.subn(lambda match, part=part: f"{match[1]}{part}\n{match[2]}", text)

@@ -1,12 +1,12 @@
-"""The first step of the scripts in `trl/`, by TRL itself: writes first_steps_trl_1_16.json.
+"""The first step of the scripts in `trl/`, run by TRL itself. The module writes first_steps_trl_1_16.json.
 
     make build/peers/trl/installed
     build/peers/trl/bin/python -m pip install math-verify
     PYTHONPATH=. build/peers/trl/bin/python -m tests.lab.convert.first_steps_of_trl
 
-Every script runs as it stands, on the models and rows of peers.py. Changed are the places of models and data, whatever
-needs a card, a tracker or a random number (vLLM, bfloat16, wandb, adapters), and what `CHANGES` names. Completions are
-given: those of `peers.answer_to`.
+Every script runs unchanged, on the models and rows of peers.py, except for the paths of models and data, for settings
+that need a GPU, a tracker or a random number (vLLM, bfloat16, wandb, adapters), and for `CHANGES`. The completions are
+those of `peers.answer_to`.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "rloo.py": {"reward_clip_range": None},
     "cispo.sh": {"gradient_accumulation_steps": 32},  # the command starts four processes
 }
-"""One update on all that is sampled; rows that are not packed; the tokenizer's own end; one process."""
+"""The reasons: one update on all samples, unpacked rows, the tokenizer's own end token, and a single process."""
 ROWS: dict[str, tuple[Callable[[int], dict[str, Any]], int]] = {
     "cispo.sh": (peers.deepmath, 8), "dpo.py": (peers.ultrafeedback_of_trl, 32), "grpo_dr.py": (peers.questions, 4),
     "grpo_lora.py": (peers.deepmath, 4), "grpo_sequence.yaml": (peers.deepmath, 4),
     "ipo.sh": (peers.ultrafeedback_of_trl, 16), "kto.py": (peers.kto_mix, 16), "reward.py": (peers.implicit, 8),
     "rloo.py": (peers.ultrafeedback_prompt, 8), "sft.yaml": (peers.capybara, 16),
 }  # fmt: skip
-"""The rows of a whole step."""
+"""The row function and the number of rows of a whole step."""
 VERBS = {"cispo.sh": "grpo", "ipo.sh": "dpo", "grpo_sequence.yaml": "grpo", "sft.yaml": "sft"}
 OWN_REWARDS = (
     "right_answer = lambda completions, answer, **_: [float(a in str(c)) for c, a in zip(completions, answer)]"
@@ -57,7 +57,7 @@ OWN_REWARDS = (
 
 
 class Told(Exception):
-    """What the trainer logs after its first step."""
+    """Carries the values that the trainer logs after its first step."""
 
 
 class Tell(transformers.TrainerCallback):
@@ -70,13 +70,13 @@ class Tell(transformers.TrainerCallback):
 
 
 def patched(name: str, folder: Path) -> None:
-    """TRL, transformers and datasets with our models, rows and completions in them."""
+    """Patch TRL, transformers and datasets so that they use our models, rows and completions."""
     row, count = ROWS[name]
     rows = [row(number) for number in range(1, count + 1)]
 
     def load_dataset(*_: Any, split: str | None = None, **__: Any) -> Any:
         whole = datasets.Dataset.from_list(rows)
-        whole.train_test_split = lambda **_: {"train": whole, "test": whole}  # the same rows in the step as here
+        whole.train_test_split = lambda **_: {"train": whole, "test": whole}  # the step then has the same rows as ours
         return whole if split else dict.fromkeys(("train", "test", "train_prefs", "test_prefs"), whole)
 
     datasets.load_dataset = load_dataset
@@ -116,7 +116,7 @@ def _trainer(trainer: Any, folder: Path) -> None:
         if isinstance(more["model"], str):
             more["model"] = str(folder / "policy")
         more |= {"peft_config": None, "callbacks": [Tell()]}
-        if "ref_model" in more:  # another one in dpo.py, so that the loss of a pair is not log 2
+        if "ref_model" in more:  # dpo.py gets a different reference, so that the loss of a pair is not log 2
             which = "policy" if isinstance(more["ref_model"], str) else "reference"
             more["ref_model"] = transformers.LlamaForCausalLM.from_pretrained(folder / which)
         if "reward_funcs" in more:
@@ -130,7 +130,7 @@ def _trainer(trainer: Any, folder: Path) -> None:
 
 
 def _rewards(given: Any) -> list[Any]:
-    """Lengths stand in for a reward model, which reads other tokens here, and for a length that never differs."""
+    """Use lengths in place of a reward model, whose tokens differ, and of a length reward that would be constant."""
     funcs = given if isinstance(given, list) else [given]
     return [length if isinstance(one, str) or one.__name__ == "longest" else one for one in funcs]
 
@@ -152,7 +152,7 @@ def given_completions(self: Any, prompt_ids: list[list[int]], *_: Any, **__: Any
 
 
 def command(name: str, folder: Path) -> list[str]:
-    """The options of a command, or of a YAML file of TRL's command line."""
+    """Return the options of a command, or of a YAML file for TRL's command line."""
     path = HERE / "trl" / name
     if path.suffix == ".yaml":
         settings = yaml.safe_load(path.read_text())
@@ -198,7 +198,7 @@ def first_step(name: str) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:]:  # one script in a process of its own: it patches what it imports
+    if sys.argv[1:]:  # one script per process, because it patches its imports
         print(json.dumps(first_step(sys.argv[1])))
     else:
         import subprocess

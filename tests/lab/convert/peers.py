@@ -1,5 +1,5 @@
-"""What a converted config needs before it can run here: tiny models in the place of large ones, and rows in the form of
-the data sets that the scripts name, with all their columns."""
+"""Stand-ins that let a converted config run here: tiny models in place of large ones, and rows in the form of the data
+sets that the scripts name, with all their columns."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ TEMPLATE = (
     "{{ message['content'] }}{{ eos_token }}{% endgeneration %}{% else %}{{ message['content'] }}{% endif %}\n"
     "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 )
-"""With the marks that TRL needs to train the assistant's turns alone."""
+"""A chat template with the marks that TRL needs to train only the assistant's turns."""
 
 
 def policy(folder: Path, *, seed: int = 0) -> Path:
-    """A random Llama that takes conversations."""
+    """Write a random Llama with a chat template."""
     tiny_model(folder, seed=seed, characters=CHARACTERS, max_position_embeddings=32768, initializer_range=0.2)
     tokenizer = tiny_tokenizer(CHARACTERS)
     tokenizer.chat_template = TEMPLATE
@@ -35,7 +35,7 @@ def policy(folder: Path, *, seed: int = 0) -> Path:
 
 
 def scorer(folder: Path, *, seed: int = 1) -> Path:
-    """A random Llama with a head of one number, for reward models and critics."""
+    """Write a random Llama with a scalar head, for reward models and critics."""
     tokenizer = tiny_tokenizer(CHARACTERS)
     tokenizer.chat_template = TEMPLATE
     shape = LlamaConfig(
@@ -56,26 +56,26 @@ def assistant(text: str) -> dict[str, str]:
     return {"role": "assistant", "content": text}
 
 
-# --- rows, in the columns of the data set of that name ----------------------------------------------------------------
+# --- rows, in the columns of the data set with that name --------------------------------------------------------------
 
 
 def deepmath(number: int) -> dict[str, Any]:
-    """trl-lib/DeepMath-103K"""
+    """A row of trl-lib/DeepMath-103K."""
     return {"prompt": [user(f"What is {number} + 1?")], "solution": f"${number + 1}$"}
 
 
 def questions(number: int) -> dict[str, Any]:
-    """The script's own file, before its `map`."""
+    """A row of the script's own file, before its `map`."""
     return {"question": f"What is {number} + 1?", "answer": str(number + 1)}
 
 
 def gsm8k(number: int) -> dict[str, Any]:
-    """openai/gsm8k"""
+    """A row of openai/gsm8k."""
     return {"question": f"What is {number} + 1?", "answer": f"One more than {number}.\n#### {number + 1}"}
 
 
 def ultrafeedback(number: int) -> dict[str, Any]:
-    """HuggingFaceH4/ultrafeedback_binarized"""
+    """A row of HuggingFaceH4/ultrafeedback_binarized."""
     prompt, good, bad = f"Say {number}.", f"It is {number}.", "No" + "o" * (number % 5)
     return {
         "prompt": prompt, "prompt_id": f"{number:064x}", "chosen": [user(prompt), assistant(good)],
@@ -85,47 +85,47 @@ def ultrafeedback(number: int) -> dict[str, Any]:
 
 
 def ultrafeedback_of_trl(number: int) -> dict[str, Any]:
-    """The same as TRL 1.16 takes it: conversations in all three columns."""
+    """The same row in the form that TRL 1.16 expects: conversations in all three columns."""
     row = ultrafeedback(number)
     return {"prompt": row["chosen"][:1], "chosen": row["chosen"][1:], "rejected": row["rejected"][1:]}
 
 
 def implicit(number: int) -> dict[str, Any]:
-    """trl-lib/ultrafeedback_binarized: the prompt stands in both conversations alone."""
+    """A row of trl-lib/ultrafeedback_binarized: the prompt is only in the two conversations."""
     row = ultrafeedback(number)
     return {name: row[name] for name in ("chosen", "rejected", "score_chosen", "score_rejected")}
 
 
 def capybara(number: int) -> dict[str, Any]:
-    """trl-lib/Capybara"""
+    """A row of trl-lib/Capybara."""
     talk = [user(f"Count to {number}."), assistant("1, 2"), user("On."), assistant(f"3, {number}")]
     return {"source": "GPT4LLM", "messages": talk, "num_turns": 2}
 
 
 def kto_mix(number: int) -> dict[str, Any]:
-    """trl-lib/kto-mix-14k"""
+    """A row of trl-lib/kto-mix-14k."""
     return {
         "prompt": [user(f"Say {number}.")], "completion": [assistant(f"It is {number}.")], "label": number % 3 > 0
     }  # fmt: skip
 
 
 def tldr(number: int) -> dict[str, Any]:
-    """trl-lib/tldr"""
+    """A row of trl-lib/tldr."""
     return {"prompt": f"SUBREDDIT: r/n\nPOST: I have {number} cats.\nTL;DR:", "completion": f" {number} cats"}
 
 
 def imdb(number: int) -> dict[str, Any]:
-    """stanfordnlp/imdb"""
+    """A row of stanfordnlp/imdb."""
     return {"text": f"I saw it {number} times.", "label": number % 2}
 
 
 def ultrafeedback_prompt(number: int) -> dict[str, Any]:
-    """trl-lib/ultrafeedback-prompt"""
+    """A row of trl-lib/ultrafeedback-prompt."""
     return {"prompt": [user(f"Say {number}.")]}
 
 
 def verl(source: str) -> Callable[[int], dict[str, Any]]:
-    """What verl's examples/data_preprocess write."""
+    """Return a function that makes rows like those of verl's examples/data_preprocess."""
 
     def row(number: int) -> dict[str, Any]:
         return {
@@ -138,8 +138,8 @@ def verl(source: str) -> Callable[[int], dict[str, Any]]:
 
 
 def answer_to(prompt: str, number: int) -> tuple[str, bool]:
-    """The given completion of a place in the group, and whether it ends: right in every second place, and of several
-    lengths. A wrong one in the fourth place is cut off."""
+    """Return the completion for a place in the group, and whether it ends. Every second one is right, and lengths vary.
+    A wrong one in the fourth place is truncated."""
     found = re.search(r"\d+", prompt)
     asked = int(found[0]) if found else 0
     if (asked + number) % 2 == 0:
@@ -148,7 +148,7 @@ def answer_to(prompt: str, number: int) -> tuple[str, bool]:
 
 
 def write_rows(path: Path, row: Callable[[int], dict[str, Any]], count: int) -> Path:
-    """JSON lines, or Parquet by the name of the file."""
+    """Write rows as JSON lines, or as Parquet if the file name ends in .parquet."""
     rows = [row(number) for number in range(1, count + 1)]
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".parquet":

@@ -1,6 +1,6 @@
-"""Configs of TRL and verl as ours: what is written loads, means the same number for number, and hides nothing.
+"""Configs of TRL and verl as ours: the written file loads, means the same number for number, and hides nothing.
 
-`trl/` and `verl/` hold files in the forms that people have; `trl_1_16.json` the defaults of TRL's own classes.
+`trl/` and `verl/` hold files in the forms that people use. `trl_1_16.json` holds the defaults of TRL's own classes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ ROWS = 9_600
 
 
 def settings(conversion, tmp_path):
-    """Every setting of the written file, defaults included, as the loader reads it."""
+    """Return every setting of the written file, including defaults, as the loader reads it."""
     path = tmp_path / "run.yaml"
     path.write_text(conversion.text)
     resolved = load_config(path)
@@ -44,7 +44,7 @@ def at(config, key):
 
 
 def as_yaml(tmp_path, verb, **given):
-    """What TRL's command line would be given, with what a run needs beside it."""
+    """Convert the YAML of TRL's command line, completed with the settings that a run needs."""
     path = tmp_path / f"{verb}.yaml"
     whole = {"model_name_or_path": "a/model", "dataset_name": "a/dataset", "max_steps": 10}
     whole |= {"reward_funcs": ["accuracy_reward"]} if verb in ("grpo", "rloo", "online_dpo") else {}
@@ -134,7 +134,7 @@ LEFT = {
     ],
     "reinforce_plus_plus.sh": ["A reward function of verl takes"],
 }
-"""What cannot be known from the file; all others can be used as they are."""
+"""Facts that the file does not tell. All other files can be used unchanged."""
 
 
 def test_there_are_ten_forms_of_trl_and_five_of_verl():
@@ -160,7 +160,7 @@ def test_a_file_means_here_what_it_means_there(path, tmp_path):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_no_setting_of_a_file_is_passed_over(path):
-    """With another value of it the config, a comment or a note is another."""
+    """A different value of the setting changes the config, a comment or a note."""
     source = read_source(path, "")
     whole = meaning_of(source, rows=ROWS)
     for name, given in source.settings.items():
@@ -187,11 +187,11 @@ OURS_ALONE = {
     "bf16": "derived from the machine",
     "disable_dropout": "there is none here",
 }
-"""Defaults of TRL that are not taken over, and why."""
+"""Defaults of TRL that are not carried over, and the reason."""
 OFF = {"top_entropy_quantile": 1.0} | dict.fromkeys(
     ("sapo_temperature_pos", "sapo_temperature_neg", "vespo_k_pos", "vespo_k_neg", "vespo_lambda_pos",
      "vespo_lambda_neg", "off_policy_mask_threshold"), "not read")  # fmt: skip
-"""What null is here: the value of TRL that is off, or that its default loss does not read."""
+"""TRL values that are null here, because they switch something off or the default loss does not read them."""
 
 
 def test_every_setting_of_trl_is_known():
@@ -201,7 +201,7 @@ def test_every_setting_of_trl_is_known():
 
 @pytest.mark.parametrize(("verb", "form"), VERBS.items())
 def test_what_trl_does_by_default_is_what_is_done_here(verb, form, tmp_path):
-    """Every default of TRL's class that one setting of ours stands for."""
+    """The test compares every default of TRL's class that corresponds to a single setting of ours."""
     config = settings(as_yaml(tmp_path, verb), tmp_path)
     compared = 0
     for name, theirs in THEIRS[form].items():
@@ -240,7 +240,7 @@ def test_what_trl_does_by_default_is_what_is_done_here(verb, form, tmp_path):
     ],
 )  # fmt: skip
 def test_the_loss_that_trl_has_by_default_is_the_loss_here(verb, theirs, ours, tmp_path):
-    """First that TRL's class has these defaults, then that they lead to these settings."""
+    """First check that TRL's class has these defaults, then that they lead to these settings."""
     for name, value in theirs.items():
         assert THEIRS[VERBS[verb]][name] == value, name
     algorithm = settings(as_yaml(tmp_path, verb), tmp_path).algorithm
@@ -303,7 +303,7 @@ def test_every_advantage_of_verl_loads(estimator, extra, tmp_path):
     ],
 )
 def test_a_step_has_the_prompts_and_updates_that_it_had(given, devices, prompts, minibatches, steps, tmp_path):
-    """Groups of 8; TRL counts its 60 updates as steps, ours are the batches that are sampled."""
+    """Groups have 8 completions. TRL counts its 60 updates as steps, while our steps are sampled batches."""
     as_yaml(tmp_path, "grpo", max_steps=60, **given)
     train = settings(convert(tmp_path / "grpo.yaml", form="grpo", devices=devices), tmp_path).train
     assert (train.prompts_per_step, train.minibatches, train.steps) == (prompts, minibatches, steps)

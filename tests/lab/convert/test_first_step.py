@@ -1,7 +1,7 @@
-"""Every converted file takes a first step, on tiny models and rows in the form of its data set.
+"""Every converted file takes a first step, on tiny models and on rows in the form of its data set.
 
-Only models, places of data, the number of prompts and lengths differ from the file that `convert` wrote, and what a
-machine without a card has no use for: vLLM and trackers.
+Only models, data paths, the number of prompts and lengths differ from the file that `convert` wrote, and the settings
+that a machine without a GPU cannot use: vLLM and trackers.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from posttrain.types import Completion, Prompt
 
 
 class Given:
-    """A sampler whose completions are those of `peers.answer_to`, with the model's own log-probabilities."""
+    """A sampler that returns the completions of `peers.answer_to`, with the model's own log-probabilities."""
 
     version = 0
 
@@ -66,7 +66,7 @@ class Given:
 
 
 class Case(NamedTuple):
-    """What stands in the place of the data set, and what the top of the converted file asks to be decided."""
+    """The replacement for a data set, and the decisions that the top of the converted file asks for."""
 
     row: Callable[[int], dict[str, Any]]
     more: Mapping[str, Any] = MappingProxyType({})
@@ -92,7 +92,7 @@ def score(prompt, completion, reward_model, **row):
 ROWS_OF_TRL = {
     "dpo.py": peers.ultrafeedback_of_trl, "grpo_sequence.yaml": peers.deepmath, "ipo.sh": peers.ultrafeedback_of_trl
 }  # fmt: skip
-"""Where TRL 1.16 does not take the rows of the data set that the script names."""
+"""Rows for scripts whose data set TRL 1.16 does not accept."""
 
 
 def own(name: str) -> list[dict[str, str]]:
@@ -134,7 +134,7 @@ SAME: dict[str, dict[str, Any]] = {
     "rloo.py": {},
     "sft.yaml": {},
 }
-"""What first_steps_of_trl.py changed in a script, too; all without adapters, whose first weights are random."""
+"""The changes that first_steps_of_trl.py makes to a script. None has adapters: their initial weights are random."""
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def models(tmp_path_factory):
 
 
 def here(settings: dict[str, Any], case: Case, models: dict[str, str], rows: int) -> dict[str, Any]:
-    """What this machine has in the place of what the file names."""
+    """Return the replacements on this machine for what the file names."""
     train = str(peers.write_rows(Path(case.data), case.row, rows))
     changes: dict[str, Any] = {"model.path": models["policy"], "data.train": train, "output": "run"}
     changes |= {"rollout.engine": "local", "report_to": [], "model.device": "cpu"}
@@ -158,7 +158,7 @@ def here(settings: dict[str, Any], case: Case, models: dict[str, str], rows: int
 
 
 def first_step(changes: dict[str, Any]) -> dict[str, float]:
-    """Of run.yaml, with the metrics of the run."""
+    """Take the first step of run.yaml, and return the run's metrics."""
     resolved = load_config("run.yaml", changes)
     with RunStore.create(Path("run"), to_yaml(resolved)) as store, ExitStack() as resources:
         run = set_up(resolved, store, TerminalView(quiet=True), resources)
@@ -172,7 +172,7 @@ def first_step(changes: dict[str, Any]) -> dict[str, float]:
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Writes run.yaml and the file of rewards to the working folder."""
+    """Return a function that writes run.yaml and the file of rewards to the working folder."""
     monkeypatch.chdir(tmp_path)
     Path(REWARDS).write_text(WRITTEN)
 
@@ -193,7 +193,7 @@ def test_a_converted_file_takes_a_first_step(path, models, written):
 
 @pytest.mark.parametrize("name", SAME)
 def test_the_first_step_is_that_of_trl(name, models, written):
-    """Loss and gradient norm of the script as TRL takes it, on the same rows, completions and weights in float32."""
+    """Compare loss and gradient norm with TRL's first step, on the same rows, completions and float32 weights."""
     settings = written(HERE / "trl" / name)
     case = CASES[name]._replace(row=ROWS_OF_TRL.get(name, CASES[name].row))
     changes = here(settings, case, models, settings["train"]["prompts_per_step"])

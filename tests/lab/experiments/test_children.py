@@ -1,4 +1,4 @@
-"""Runs in processes of their own: how each ended is told, whatever it was, and none outlives who started it."""
+"""Runs in child processes: every kind of end is reported, and no child outlives the process that started it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUN = {
 def until(true, seconds: float = 1800.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.05)
 
 

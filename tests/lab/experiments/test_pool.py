@@ -1,4 +1,4 @@
-"""Several runs at a time: the next begins when there is room, one that fails stops no other, and none is left alone."""
+"""Several runs at a time: the next begins when there is room, a failure stops no other run, and none is left behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from posttrain.lab.experiments.pool import share_of_processor, threads_of, work
 
 
 class Program:
-    """A task that is a line of shell instead of a run."""
+    """A task that runs a shell command instead of training."""
 
     def __init__(self, folder: Path, line: str, log: list[str]) -> None:
         self.folder, self.line, self.log, self.looks = folder, line, log, 0
@@ -69,12 +69,14 @@ def test_no_more_at_a_time_than_asked_and_the_next_is_asked_for_late(tmp_path: P
     at_once = [log[: n + 1].count("start sleep 0.05") - sum("end" in line for line in log[: n + 1]) for n in range(10)]
     assert max(at_once) == 2
     assert asked[:2] == [0, 0]
-    assert all(ended >= number - 1 for number, ended in enumerate(asked)), "a sweep learns from what has ended"
+    assert all(ended >= number - 1 for number, ended in enumerate(asked)), (
+        "a sweep learns from the trials that have ended"
+    )
 
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """SIGINT as in a terminal: what a shell starts in the background ignores it."""
+    """Handle SIGINT like in a terminal, because a shell's background jobs ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -97,7 +99,7 @@ def test_an_interrupt_lets_the_runs_save_and_is_raised_again(tmp_path: Path, num
     with pytest.raises(KeyboardInterrupt):
         work(iter(tasks), 2)
     assert len(list(tmp_path.glob("saved*"))) == 2
-    assert len(log) == 2, "nothing begins after it"
+    assert len(log) == 2, "no task may begin after the interrupt"
     assert signal.getsignal(signal.SIGTERM) == before
 
 

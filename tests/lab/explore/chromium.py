@@ -1,7 +1,7 @@
-"""A real headless Chromium, driven by its own protocol through a pipe: nothing to install beside the browser.
+"""A real headless Chromium, driven by its own protocol through a pipe. It needs nothing but the browser.
 
-The protocol (https://chromedevtools.github.io/devtools-protocol/) is JSON messages that end with a zero byte; the
-browser reads them from its file 3 and writes to its file 4.
+The protocol (https://chromedevtools.github.io/devtools-protocol/) consists of JSON messages that end with a zero byte.
+The browser reads them from its file descriptor 3 and writes to its file descriptor 4.
 """
 
 from __future__ import annotations
@@ -28,18 +28,21 @@ FLAGS = (
 KEYS = {"Tab": 9, "Enter": 13, " ": 32, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40, "Home": 36}
 SHIFT = 8
 PATIENCE = 60.0
-"""Seconds in which the browser has to answer: it hangs where it does not."""
+"""Seconds that the browser has to answer. If it takes longer, it hangs."""
 
 
 class Chromium:
-    """One browser with one tab. What the page complained of and what it asked the network for is kept."""
+    """One browser with one tab. It records the page's complaints and its network requests."""
 
     def __init__(self, profile: Path) -> None:
         assert PROGRAM is not None
         to_browser, self._writes = _pipe()
         self._reads, from_browser = _pipe()
         log = os.open(profile / "chromium.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        files = [(os.POSIX_SPAWN_DUP2, log, 1), (os.POSIX_SPAWN_DUP2, log, 2)]  # first: the log may be file 3 or 4
+        files = [
+            (os.POSIX_SPAWN_DUP2, log, 1),
+            (os.POSIX_SPAWN_DUP2, log, 2),
+        ]  # first, because the log may be file 3 or 4
         files += [(os.POSIX_SPAWN_DUP2, to_browser, 3), (os.POSIX_SPAWN_DUP2, from_browser, 4)]
         command = [PROGRAM, *FLAGS, f"--user-data-dir={profile}", "about:blank"]
         self._process = os.posix_spawn(PROGRAM, command, os.environ, file_actions=files, setsid=True)
@@ -64,7 +67,7 @@ class Chromium:
         os.close(self._reads)
 
     def send(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Ask the browser, and wait for its answer."""
+        """Send a command to the browser, and wait for its answer."""
         self._next += 1
         message = {"id": self._next, "method": method, "params": parameters}
         message |= {"sessionId": self._session} if self._session else {}
@@ -72,7 +75,7 @@ class Chromium:
         return self._wait(self._next)
 
     def open(self, address: str) -> None:
-        """Go there, and wait until the page has loaded."""
+        """Open an address, and wait until the page has loaded."""
         self._loaded = False
         self.send("Page.navigate", url="about:blank")
         self._until_loaded()
@@ -83,13 +86,13 @@ class Chromium:
         self._until_loaded()
 
     def evaluate(self, expression: str) -> Any:
-        """The value of a JavaScript expression in the page."""
+        """Return the value of a JavaScript expression in the page."""
         told = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in told, told["exceptionDetails"]
         return told["result"].get("value")
 
     def press(self, key: str, times: int = 1, *, shift: bool = False) -> None:
-        """A key as it comes from a keyboard."""
+        """Press a key like on a keyboard."""
         told = {"key": key, "code": "Space" if key == " " else key, "windowsVirtualKeyCode": KEYS[key]}
         told |= {"modifiers": SHIFT} if shift else {}
         text = {"Enter": "\r", " ": " "}.get(key)
@@ -103,7 +106,7 @@ class Chromium:
         )
 
     def media(self, **features: str) -> None:
-        """Media features by their names with `_` for `-`, or `media`: media(prefers_color_scheme="dark")."""
+        """Set media features, or `media`. Write `_` for `-` in names: media(prefers_color_scheme="dark")."""
         medium = features.pop("media", "")
         told = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
         self.send("Emulation.setEmulatedMedia", media=medium, features=told)
@@ -149,7 +152,7 @@ class Chromium:
 
 
 def _pipe() -> tuple[int, int]:
-    """Ends above the numbers that the browser uses, so that none is overwritten before it was handed over."""
+    """Open a pipe with descriptors above the browser's, so that none is overwritten before it is handed over."""
     low = os.pipe()
     high = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 16) for end in low]
     for end in low:

@@ -27,7 +27,7 @@ def only_browser(tmp_path_factory) -> Iterator[Chromium]:
 
 @pytest.fixture
 def browser(only_browser, page) -> Iterator[Chromium]:
-    """A window of a desktop; whatever a test does there, nobody complains and nothing but the page is asked for."""
+    """A desktop window. Whatever a test does in it, the page must not complain and must request nothing but itself."""
     only_browser.size(1280, 900)
     only_browser.media(prefers_color_scheme="light", prefers_reduced_motion="reduce")
     only_browser.open(page.as_uri())
@@ -38,7 +38,7 @@ def browser(only_browser, page) -> Iterator[Chromium]:
 
 @pytest.fixture(scope="session")
 def axe() -> str:
-    """The source of axe-core, a checker of accessibility: `make explore-test` fetches it."""
+    """Return the source of axe-core, an accessibility checker. `make explore-test` fetches it."""
     path = Path(os.environ.get("POSTTRAIN_AXE", "build/axe-core/package/axe.min.js"))
     if not path.is_file():
         pytest.skip(f"axe-core is not at {path}: `make explore-test` fetches it, or POSTTRAIN_AXE names it")

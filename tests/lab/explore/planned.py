@@ -1,4 +1,4 @@
-"""What the planner says of a selection, by the way that a user goes: a configuration, and devices by name."""
+"""The planner's results for a selection, computed like for a user: from a configuration and devices by name."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan in the words of the page."""
+    """A plan in the terms of the page."""
 
     parts: list[dict[tuple[str, str], int]]
-    """Phase by phase, role and kind -> bytes."""
+    """By phase: (role, kind) -> bytes."""
     capacity: int
     answer: str
 
@@ -36,7 +36,7 @@ class Planned:
 
 
 def written(bytes_: int) -> str:
-    """In GiB with one decimal; a half is rounded up, as JavaScript does, and not to the even digit, as Python does."""
+    """Return GiB with one decimal. Halves are rounded up like in JavaScript, not to even like in Python."""
     if not bytes_:
         return "–"
     return f"{math.floor(10 * bytes_ / GIB + 0.5) / 10:.1f}" if bytes_ / GIB >= 0.05 else "<0.1"
@@ -53,7 +53,7 @@ def planned(key: str, chosen: Mapping[str, str]) -> Planned:
 
 
 def random_selection(rng: random.Random, offered: Mapping[str, Choice] | None = None) -> dict[str, str]:
-    """Any value of every choice, and one or two algorithms."""
+    """Return a random value for every choice, and one or two algorithms."""
     offered = offered or choices()
     chosen = {name: rng.choice(list(choice.values)) for name, choice in offered.items()}
     keys = list(ALGORITHMS)

@@ -13,7 +13,7 @@ from posttrain.lab.explore import write_page
 
 
 class Picture(NamedTuple):
-    """A view of the page, and the part of it that is shown."""
+    """A view of the page, and the section to show."""
 
     address: str
     section: str = ""

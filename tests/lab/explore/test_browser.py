@@ -1,4 +1,4 @@
-"""The explorer in a real headless Chromium: what is selected, seen, heard and pressed there."""
+"""The explorer in a real headless Chromium: selections, display, screen reader and keyboard."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ VIEWS = (
     "#a=dpo&b=kto&model=70b&device=rtx-4090&gpus=1",
     "#a=sft&walk=verifier",
 )
-"""Addresses of views: alone, side by side, offline and too large, and with an answer given to the advisor."""
+"""Addresses of views: one algorithm, two side by side, offline and too large, and with an answer to the advisor."""
 
 
 WORDS = {"yes": "fits", "probably": "probably fits", "hardly": "hardly fits", "no": "does not fit"}
 
 
 def select(browser, selection: dict[str, str]) -> None:
-    """As a user does: set a field, and let the page hear of it."""
+    """Set fields and send their input events, like a user."""
     browser.evaluate(
         f"""for (const [name, value] of Object.entries({json.dumps(selection)})) {{
           document.getElementById("choices").elements.namedItem(name).value = value;
@@ -39,7 +39,7 @@ def select(browser, selection: dict[str, str]) -> None:
 
 
 def table_of(browser, slot: int) -> dict[str, list[str]]:
-    """Name of a row -> what it says for each phase; rows for what only the algorithm beside it has are left out."""
+    """Return row name -> its text for each phase. Rows that only the other algorithm has are left out."""
     cells = "[...row.cells].map((cell) => cell.textContent)"
     rows = browser.evaluate(
         f"""[...document.querySelectorAll(".numbers[data-slot='{slot}'] tr")].slice(1).map((row) => {cells})"""
@@ -48,7 +48,7 @@ def table_of(browser, slot: int) -> dict[str, list[str]]:
 
 
 def widths_of(browser, slot: int) -> list[float]:
-    """Pixels of all segments of each phase."""
+    """Return the width in pixels of all segments of each phase."""
     return browser.evaluate(
         f"""[...document.querySelectorAll(".plan[data-slot='{slot}'] .stack")].map((stack) =>
           [...stack.children].reduce((sum, part) => sum + part.getBoundingClientRect().width, 0))"""
@@ -191,7 +191,7 @@ def test_the_advisor_can_be_walked_from_the_keyboard(browser):
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 390, 1280])
 def test_a_view_can_be_read_by_everybody(browser, page, view, theme, width):
-    """Contrast, names, headings, sizes, and nothing that has to be scrolled sideways."""
+    """Check contrast, names, headings and sizes, and that nothing needs horizontal scrolling."""
     browser.size(width, 900)
     browser.media(prefers_color_scheme=theme, prefers_reduced_motion="reduce")
     browser.open(page.as_uri() + view)

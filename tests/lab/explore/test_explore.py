@@ -1,4 +1,4 @@
-"""The explorer's page without a browser: it is well formed, keeps to itself, and says what planner and advisor say."""
+"""The explorer's page without a browser: it is well formed, makes no requests, and agrees with planner and advisor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VOID = {"meta", "input", "br", "link", "img", "hr", "col"}
 
 @pytest.fixture(scope="module")
 def offered():
-    """A part of what there is to choose from, planned in a moment."""
+    """A subset of the choices that is planned quickly."""
     fewer = {"model": ("0.5b", "7b"), "tokens": ("2048", "32768"), "group": ("8",), "gpus": ("1", "8", "64")}
     return {
         name: replace(choice, values={key: choice.values[key] for key in fewer.get(name, choice.values)})
@@ -46,12 +46,12 @@ def html(offered, asked):
 
 @pytest.fixture(scope="module")
 def told(html):
-    """What the script of the page looks up."""
+    """The data that the page's script looks up."""
     return json.loads(html.partition('id="explore-data">')[2].partition("</script>")[0])
 
 
 class Outline(HTMLParser):
-    """Every element with its attributes; complains of elements that are not closed in order."""
+    """Parser that records every element with its attributes, and complains if elements are not closed in order."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ def test_the_page_asks_nobody_for_anything(html):
 
 
 def looked_up(told, key: str, chosen) -> list[dict[tuple[str, str], int]]:
-    """As the script does it: a shape by the variant, in each table the place by the axes."""
+    """Look a plan up like the script: the shape by the variant, and the place in each table by the axes."""
     [card] = [one for one in told["algorithms"] if one["key"] == key]
     variant = told["variants"].index({name: chosen[name] for name in told["variants"][0]})
     found = []
@@ -125,7 +125,7 @@ def test_the_page_carries_the_numbers_of_the_planner(told, offered, seed):
 
 @pytest.mark.parametrize("seed", range(24))
 def test_the_command_sets_what_was_planned(told, offered, seed):
-    """As the script puts it together: what is always set, and what each choice sets."""
+    """The command is put together like in the script: from the fixed settings and those of each choice."""
     chosen = random_selection(random.Random(seed), offered)
     [card] = [one for one in told["algorithms"] if one["key"] == chosen["a"]]
     settings = [card["fixed"], *(values.get(chosen[choice], "") for choice, values in card["plan"].items())]
@@ -135,7 +135,7 @@ def test_the_command_sets_what_was_planned(told, offered, seed):
 
 @pytest.mark.parametrize("device", ["rtx-4090", "h100"])
 def test_many_machines_share_one_copy_on_every_device(told, offered, device):
-    """A small model surely fits on each machine of H100s, where a run by itself would take a copy for each."""
+    """A small model surely fits on each machine of H100s. Left to itself, a run would keep one copy per machine."""
     start = {name: choice.start for name, choice in offered.items()}
     chosen = {**start, "model": "0.5b", "gpus": "64", "device": device}
     assert looked_up(told, "grpo", chosen) == planned("grpo", chosen).parts
@@ -162,7 +162,7 @@ def test_the_most_that_gets_an_answer_is_the_most_that_does(told):
 
 
 def wander(walk, seed):
-    """A random walk: places of the questions and of the answers to them, and the advice to which it led."""
+    """Walk at random. Return the places of the questions with the chosen answers, and the advice at the end."""
     rng, place, taken = random.Random(seed), walk["nodes"][walk["root"]], []
     while "next" in place:
         taken.append((place["question"], rng.randrange(len(place["next"]))))

@@ -1,4 +1,4 @@
-"""`posttrain init --example`: the project of a real model, its rows and its files."""
+"""`posttrain init --example`: the project for a real model, its rows and its files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ASKED = re.compile(r"(\w+) has (\d) sisters? and (\d) brothers?\. How many siste
 
 
 def numbers(prompt: str) -> tuple[int, int]:
-    """Sisters and brothers of a question."""
+    """Return the numbers of sisters and brothers in a question."""
     found = ASKED.fullmatch(prompt)
     assert found, prompt
     return int(found[2]), int(found[3])

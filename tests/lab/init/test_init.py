@@ -1,4 +1,4 @@
-"""`posttrain init`: every project that it writes runs as it is."""
+"""`posttrain init`: every project that it writes runs unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameter counts against those of the models that transformers builds, and against published ones."""
+"""Parameter counts, compared with the models that transformers builds and with published numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ OTHER_SIZES: dict[str, dict[str, Any]] = {
 
 
 def built(kind: str, **sizes: Any) -> torch.nn.Module:
-    """The model that transformers makes of such a config, without memory for its weights."""
+    """Return the model that transformers builds from such a config, without memory for its weights."""
     config = AutoConfig.for_model(kind, **sizes)
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(config)
@@ -35,7 +35,7 @@ def count(model: torch.nn.Module, *names: str) -> int:
 
 
 def test_every_family_is_counted_as_transformers_builds_it() -> None:
-    """Also from a file that leaves out what once was the default of its class, as published ones do."""
+    """This also holds for a file that leaves out old defaults of its class, as published files do."""
     for kind, family in families().items():
         sizes = SMALL | OTHER_SIZES.get(kind, {})
         model: Any = built(kind, **sizes)

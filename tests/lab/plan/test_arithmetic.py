@@ -21,7 +21,7 @@ def test_rows_updates_and_tokens_are_products_of_the_settings():
 
 
 def test_a_group_computes_its_prompt_once_per_micro_batch():
-    """(2048 - 128) // 256 = 7 of the 8 answers find room beside their prompt: two micro-batches have it."""
+    """(2048 - 128) // 256 = 7 of the 8 answers fit next to their prompt, so two micro-batches hold the prompt."""
     assert GROUPS.rows_together == 7
     assert GROUPS.computed_tokens == 32 * 2 * 128 + 256 * 256
     assert Step(**{**vars(GROUPS), "microbatch_tokens": 4096}).computed_tokens == 32 * 128 + 256 * 256
@@ -29,7 +29,7 @@ def test_a_group_computes_its_prompt_once_per_micro_batch():
 
 
 def test_what_a_token_attends_to_is_itself_and_what_stands_before_it():
-    """Prompt tokens 1 + 2, answer tokens 3 + 4 + 5: 15 over 5 tokens."""
+    """Prompt tokens attend to 1 + 2 tokens, and answer tokens to 3 + 4 + 5: 15 over 5 tokens."""
     step = Step(prompts=1, per_prompt=1, rows_are="examples", prompt_tokens=2, answer_tokens=3)
     assert step.context == 15 / 5
 

@@ -1,4 +1,4 @@
-"""A run is planned before anything is loaded: refused where it cannot fit, warned of where it may not, never else."""
+"""A run is planned before anything is loaded: refused if it cannot fit, warned if it may not, and else left alone."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
 
 
 def model_folder(folder: Path, size: str) -> Path:
-    """A config.json without weights."""
+    """Write a config.json without weights."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(size_classes()[size]["config"]))
     return folder
@@ -43,7 +43,7 @@ def config_with(**changes: Any) -> RunConfig:
 
 
 def plan_into(folder: Path, config: RunConfig) -> str:
-    """What is said on the screen."""
+    """Plan, and return the output on the screen."""
     screen = io.StringIO()
     with RunStore.create(folder, "") as store:
         before_run.before_run(config, store, TerminalView(stream=screen))
@@ -71,7 +71,7 @@ def test_what_fits_is_said_in_a_line_and_on_file_and_not_among_the_events(tmp_pa
 
 
 def with_memory(monkeypatch: pytest.MonkeyPatch, needed_share: float) -> None:
-    """This machine has so much that the need is this share of it."""
+    """Give this machine so much memory that the plan needs `needed_share` of it."""
     measured = before_run.target_here
 
     def target(config: RunConfig) -> before_run.Target:
@@ -97,7 +97,7 @@ def test_within_the_error_of_the_estimate_a_run_begins_with_a_warning(tmp_path, 
 
 
 def test_long_answers_that_may_not_come_are_warned_of_and_not_refused(tmp_path, monkeypatch):
-    """Answers of 100 tokens would need several times as much as those of eight, which the run may have as well."""
+    """Answers of 100 tokens would need several times the memory of answers of eight, and the run may produce either."""
     with_memory(monkeypatch, 1.6)
     long = config_with(**{"sampling.max_completion_length": 100, "train.prompts_per_step": 64})
     said = plan_into(tmp_path / "run", long)

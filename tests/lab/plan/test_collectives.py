@@ -1,4 +1,4 @@
-"""What ranks tell each other, against numbers worked out by hand: bytes, steps, seconds, and what is waited for."""
+"""Traffic between ranks, compared with numbers by hand: bytes, steps, seconds, and exposed waiting."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posttrain.lab.plan.records import Adapters, Workload
 from posttrain.lab.plan.timing import cost_of_step
 
 H100 = find_hardware("64xh100")
-"""As expected 360 GB/s from device to device of a machine, 40 from each to other machines."""
+"""Expected rates: 360 GB/s between devices of a machine, and 40 GB/s from each device to other machines."""
 MACHINE = Group(8, 8)
 EIGHT_MACHINES = Group(64, 8)
 ONE_OF_EACH = Group(8, 1)
@@ -36,7 +36,7 @@ def test_gathering_inside_a_machine_takes_seven_eighths_over_the_link_and_seven_
 
 
 def test_rings_enter_a_machine_through_all_of_its_cards():
-    """64 ranks: 63 steps, 7 of them between machines; 8 cards of 40 GB/s let in 320 GB/s."""
+    """64 ranks take 63 steps, 7 of them between machines. 8 cards of 40 GB/s receive 320 GB/s."""
     gather = one("all-gather", 3.2e9, EIGHT_MACHINES)
     assert gather.steps == (56, 7)
     assert gather.across == gather.received / 8 == 63 / 64 * 3.2e9 / 8
@@ -56,7 +56,7 @@ def test_a_fast_network_is_no_faster_than_the_link():
 
 
 def test_a_short_message_goes_by_the_protocol_with_the_least_latency():
-    """LL: 6.6 us, 14 steps of 0.6 us, half of the bandwidth."""
+    """The LL protocol takes 6.6 us, plus 14 steps of 0.6 us, at half of the bandwidth."""
     summed = one("all-reduce", 1000, MACHINE)
     assert summed.seconds(H100) == pytest.approx(6.6e-6 + 14 * 0.6e-6 + 2 * 7 / 8 * 1000 / 180e9)
 
@@ -72,7 +72,9 @@ def test_scattering_and_gathering_are_one_all_reduce():
     parts = [one(kind, 1e10, EIGHT_MACHINES) for kind in ("reduce-scatter", "all-gather")]
     whole = one("all-reduce", 1e10, EIGHT_MACHINES)
     assert sum(part.received for part in parts) == whole.received
-    assert sum(part.seconds(H100) for part in parts) == pytest.approx(whole.seconds(H100) + 8.4e-6)  # two starts
+    assert sum(part.seconds(H100) for part in parts) == pytest.approx(
+        whole.seconds(H100) + 8.4e-6
+    )  # two starts instead of one
 
 
 def test_those_of_a_kind_and_group_are_told_together():
@@ -87,14 +89,14 @@ def test_those_of_a_kind_and_group_are_told_together():
 
 @pytest.mark.parametrize(("flops", "hidden", "waits"), [(10.0, True, 0.0), (1.0, True, 1.5), (10.0, False, 2.5)])
 def test_what_goes_on_meanwhile_is_waited_for_as_far_as_it_outlasts_the_computation(flops, hidden, waits):
-    """A gather of 2.5 s beside 10 s or 1 s of computation."""
+    """A gather of 2.5 s overlaps with 10 s or 1 s of computation."""
     messages = told("all-gather", 2.5 * 360e9 * 8 / 7, MACHINE, hidden=hidden)
     work = Work(flops=flops * H100.rate("bfloat16"), messages=messages)
     assert work.waiting(H100, "bfloat16") == pytest.approx(waits, abs=1e-4)
     assert work.seconds(H100, "bfloat16") == pytest.approx(flops + waits, abs=1e-4)
 
 
-# --- of a step -------------------------------------------------------------------------------------------------------
+# --- traffic of a step -----------------------------------------------------------------------------------------------
 
 SHAPE = read_architecture("70b")
 ROOT = 2 * 128256 * 8192
@@ -108,7 +110,7 @@ SFT = Workload(
 
 
 def received(workload: Workload) -> dict[tuple[str, Group], float]:
-    """Bytes that one rank takes in, by kind and group."""
+    """Return the bytes that one rank receives, by kind and group."""
     messages = cost_of_step(workload, H100).messages("train")
     return {(found.kind, found.group): found.received for found in together(messages, H100)}
 
@@ -123,7 +125,7 @@ def test_full_sharding_gathers_layers_twice_and_the_root_once_in_a_micro_batch_a
 
 
 def test_frozen_matrices_travel_as_they_are_held():
-    """In the precision of products; norms, embeddings and head of a frozen model stay float32."""
+    """The matrices travel in the products' precision. Norms, embeddings and head of a frozen model stay float32."""
     norms = 2 * SHAPE.hidden
     frozen = sum(
         one.received
@@ -135,14 +137,14 @@ def test_frozen_matrices_travel_as_they_are_held():
 
 
 def test_weights_that_others_cast_before_they_are_gathered_are_half_as_many_bytes():
-    """As the libraries do whose published speeds are predicted (benchmarks/published); here none are."""
+    """Libraries whose published speeds are predicted do so (benchmarks/published). No run here does."""
     cast = received(replace(SFT, gathered="bfloat16"))
     assert cast["all-gather", EIGHT_MACHINES] == pytest.approx(received(SFT)["all-gather", EIGHT_MACHINES] / 2)
     assert cast["reduce-scatter", EIGHT_MACHINES] == received(SFT)["reduce-scatter", EIGHT_MACHINES]
 
 
 def test_the_root_two_layers_and_the_last_sums_are_waited_for():
-    """Of each micro-batch: root and first layer forward, last layer backward, then the sums of first layer and root."""
+    """Exposed per micro-batch: root and first layer forward, last layer backward, the sums of first layer and root."""
     messages = cost_of_step(SFT, H100).messages("train")
     alone = sum(found.received for found in messages if not found.hidden)
     assert alone == pytest.approx(2 * 63 / 64 * (4 * (ROOT + 2 * LAYER) + 4 * (ROOT + LAYER)))
@@ -157,7 +159,7 @@ def test_hybrid_sharding_keeps_to_the_machine_and_sums_an_eighth_among_the_machi
 
 
 def test_divided_matrices_sum_two_outputs_a_layer_forward_again_and_backward():
-    """8 tensor groups of 8 with 16 rows each: 6 sums a layer that is recomputed; embedding and head are gathered."""
+    """8 tensor groups of 8 have 16 rows each. A recomputed layer takes 6 sums. Embedding and head are gathered."""
     states = 16 * 4096 * 8192 * 2
     found = received(replace(SFT, tensor=8))
     assert found["all-reduce", MACHINE] == pytest.approx(2 * 7 / 8 * states * (6 * 80), rel=1e-3)

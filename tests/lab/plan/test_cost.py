@@ -1,4 +1,4 @@
-"""Operations against 2 N per token and against PyTorch's own count; seconds against hand-worked ones."""
+"""Operations, compared with 2 N per token and with PyTorch's own count, and seconds, compared with numbers by hand."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from posttrain.lab.plan.records import Adapters, Workload
 from posttrain.lab.plan.timing import cost_of_step, step_of, useful_devices
 
 AVX512 = {"flags": "avx512f avx512_bf16"}
-"""What docs/speed.md was measured with."""
+"""The processor that docs/speed.md was measured with."""
 MEASURED = Path(__file__).parents[3] / "benchmarks" / "results" / "steps_and_rates.json"
 SIZES = {
     "vocab_size": 96, "hidden_size": 32, "intermediate_size": 80, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -32,7 +32,7 @@ ROWS, TOKENS = 2, 24
 
 
 def count_flops(model: torch.nn.Module, *, backward: bool = False) -> dict[str, int]:
-    """PyTorch's count of one pass over ROWS x TOKENS ids, by kind of product."""
+    """Return PyTorch's count for one pass over ROWS x TOKENS ids, by kind of product."""
     ids = torch.arange(ROWS * TOKENS).view(ROWS, TOKENS) % 96
     with FlopCounterMode(display=False) as counter:
         logits = model(ids).logits
@@ -55,7 +55,7 @@ def test_a_forward_pass_has_the_operations_that_pytorch_counts():
     counted, shape = count_flops(model), architecture_of(config)
     tokens = ROWS * TOKENS
     assert counted["linear"] == tokens * (cost.linear_flops(shape) + cost.head_flops(shape))
-    # plain products compute the scores of the whole row; a causal kernel those of (T + 1) / 2 tokens on average
+    # plain products compute the scores of the whole row, a causal kernel those of (T + 1) / 2 tokens on average
     assert counted["attention"] == tokens * cost.attention_flops(shape, TOKENS)
 
 
@@ -87,14 +87,14 @@ def test_a_mixture_of_experts_has_the_operations_that_pytorch_counts():
         **SIZES, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, tie_word_embeddings=True
     )
     model = Qwen3MoeForCausalLM(config)
-    model.set_experts_implementation("eager")  # the fused product of experts is none that PyTorch counts
+    model.set_experts_implementation("eager")  # PyTorch does not count the fused product of experts
     counted, shape = count_flops(model), architecture_of(config.to_dict())
     assert counted["linear"] == ROWS * TOKENS * (cost.linear_flops(shape) + cost.head_flops(shape))
 
 
 @pytest.mark.parametrize("size", ["0.5b", "7b"])
 def test_short_rows_cost_two_operations_per_active_weight_and_token(size):
-    """And training six: 2 forward, 4 backward. Attention adds little to a row of 128 tokens."""
+    """Training costs six: 2 forward and 4 backward. Attention adds little in a row of 128 tokens."""
     shape = read_architecture(size)
     step = Step(prompts=8, per_prompt=1, rows_are="examples", prompt_tokens=0, answer_tokens=128, microbatch_tokens=512)
     met = shape.parameters - (0 if shape.tied else shape.counts.embeddings)
@@ -130,12 +130,12 @@ def test_decoding_one_row_reads_all_weights_for_every_token():
     together = cost.generating(
         shape, prompts=64, rows=64, prompt_tokens=1, answer_tokens=100, rows_together=64, precision="bfloat16"
     )
-    assert together.bytes < 1.1 * work.bytes  # 64 answers for the weights of one
+    assert together.bytes < 1.1 * work.bytes  # 64 answers share one read of the weights
     assert together.flops == pytest.approx(64 * work.flops)
 
 
 def test_a_batch_is_decoded_until_its_longest_answer_ends():
-    """64 answers of 50 tokens on average and 100 at most: 100 passes, and the work of 64 x 50 tokens."""
+    """64 answers have 50 tokens on average and 100 at most, so there are 100 passes, and the work of 64 x 50 tokens."""
     fields = {"prompts": 64, "rows": 64, "prompt_tokens": 1, "answer_tokens": 50, "precision": "bfloat16"}
     shape = read_architecture("7b")
     alike, longest = (cost.generating(shape, rows_together=64, longest=n, **fields) for n in (0, 100))
@@ -143,7 +143,9 @@ def test_a_batch_is_decoded_until_its_longest_answer_ends():
     assert longest.flops == alike.flops
     assert longest.bytes - alike.bytes == pytest.approx(50 * cost.weight_bytes(shape, "bfloat16"))
     several = (cost.generating(shape, rows_together=16, longest=n, **fields) for n in (0, 100))
-    assert len({work.layer_calls for work in several}) == 1, "four batches of 50 tokens are longer than one answer"
+    assert len({work.layer_calls for work in several}) == 1, (
+        "four batches of 50 tokens take longer than one answer of 100"
+    )
 
 
 def test_few_tokens_read_few_experts():
@@ -159,7 +161,7 @@ def test_seconds_are_those_of_what_takes_longer_and_of_every_start():
         efficiency=Efficiency(compute=0.5, bandwidth=0.5, link=0.5, network=0.5, layer_call=1e-3),
     )
     busy = Work(flops=989e12, bytes=1.0)
-    assert busy.seconds(hardware, "bfloat16") == pytest.approx(2.0)  # a device at half of 989 TFLOP/s
+    assert busy.seconds(hardware, "bfloat16") == pytest.approx(2.0)  # one device at half of 989 TFLOP/s
     assert Work(bytes=3350e9).seconds(hardware, "bfloat16") == pytest.approx(2.0)
     sent = told("send", 225e9, Group(2, 2))
     assert (busy + Work(layer_calls=2000, messages=sent)).seconds(hardware, "bfloat16") == pytest.approx(5.0, abs=1e-4)
@@ -196,7 +198,7 @@ def seconds(workload: Workload, gpus: str) -> dict[str, float]:
 
 
 def test_devices_without_a_prompt_do_not_make_a_step_faster():
-    """16 prompts, each with its whole group on one device: 16 devices have one each, the 17th and the 64th none."""
+    """There are 16 prompts, each with its whole group on one device. 16 devices have one each, any more have none."""
     few = Workload(architecture=read_architecture("7b"), algorithm="grpo", needs=frozenset(), prompts_per_step=16)
     for name in ("answers", "policy"):
         took = {count: seconds(few, f"{count}xh100")[name] for count in (8, 12, 16, 64)}
@@ -217,11 +219,11 @@ def test_the_operations_of_a_step_are_the_same_however_many_devices_do_them(devi
 
 SHAPE = read_architecture("7b")
 GATHERED = 7 / 8 * 4 * SHAPE.parameters
-"""Bytes of all weights in float32 that one of eight devices does not have."""
+"""Bytes of all float32 weights that one of eight devices lacks."""
 ROOT = 7 / 8 * 4 * (SHAPE.counts.embeddings + SHAPE.counts.head)
-"""Of these, what is outside of layers."""
+"""The part of these outside of layers."""
 FROZEN = GATHERED - 7 / 8 * 2 * 28 * (2 * 3584 * (3584 + 512) + 3 * 3584 * 18944 + 3584 + 2 * 512)
-"""The same of a frozen model, whose linear layers lie in bfloat16: q, k, v and o, the MLP, three biases."""
+"""The same for a frozen model, whose linear layers are in bfloat16: q, k, v and o, the MLP, three biases."""
 GRPO = Workload(
     architecture=SHAPE, algorithm="grpo", needs=frozenset({"reference"}), prompts_per_step=16, group_size=4,
     completion_tokens=100, precision="bfloat16", ranks=8,
@@ -229,7 +231,7 @@ GRPO = Workload(
 
 
 def received(workload: Workload) -> dict[str, float]:
-    """Bytes that one device receives from others, of the parts where there are any. All have two prompts each."""
+    """Return the bytes that one device receives, for the parts with any traffic. Each device has two prompts."""
     devices = {"answers": workload.engine_ranks} if workload.engine == "separate" else {}
     parts = cost_of_step(workload, find_hardware("8xh100")).parts
     return {p.what: p.work.link_bytes / devices.get(p.what, 8) for p in parts if p.work.link_bytes}
@@ -238,9 +240,11 @@ def received(workload: Workload) -> dict[str, float]:
 def test_divided_weights_are_gathered_for_every_pass_of_the_sampler_too():
     found = received(replace(GRPO, sharding="full", tokens_per_microbatch=2**20))
     assert found == {
-        "answers": pytest.approx(101 * GATHERED),  # the prompts, then a token at a time
+        "answers": pytest.approx(101 * GATHERED),  # the prompts, then one token at a time
         "reference log-probabilities": pytest.approx(FROZEN),
-        "policy": pytest.approx(2 * GATHERED - ROOT + 7 / 8 * 4 * SHAPE.parameters),  # the root stays until the end
+        "policy": pytest.approx(
+            2 * GATHERED - ROOT + 7 / 8 * 4 * SHAPE.parameters
+        ),  # the root stays gathered until the end
     }
     with_copy = received(replace(GRPO, sharding="full", engine="copy", tokens_per_microbatch=2**20))
     assert with_copy == {
@@ -255,8 +259,8 @@ def test_divided_weights_are_gathered_for_every_pass_of_the_sampler_too():
     ids=lambda value: str(value),
 )
 def test_what_is_not_divided_is_not_gathered(sharding, gradients):
-    """Two updates of four micro-batches each. Gradients are summed, which is twice their bytes, once per update; or
-    scattered after each micro-batch, and the weights gathered after each update."""
+    """There are two updates of four micro-batches each. Gradients are summed once per update, which takes twice their
+    bytes. Or they are scattered after each micro-batch, and the weights gathered after each update."""
     work = replace(GRPO, sharding=sharding, minibatches=2, tokens_per_microbatch=400)
     own = replace(step_of(work), prompts=2)
     assert (own.updates, own.microbatches) == (2, 8)
@@ -267,14 +271,14 @@ def test_a_critic_tells_its_gradients_too():
     found = received(replace(GRPO, algorithm="ppo", needs=frozenset({"values"}), critic="separate"))
     assert found["critic"] / found["policy"] == pytest.approx(SHAPE.trunk_parameters / SHAPE.parameters)
     divided = received(replace(GRPO, algorithm="ppo", needs=frozenset({"values"}), critic="separate", sharding="full"))
-    head = 7 / 8 * 4 * SHAPE.counts.head  # of one micro-batch: a critic has none that is trained
+    head = 7 / 8 * 4 * SHAPE.counts.head  # for one micro-batch: a critic has no trained head
     assert divided["policy"] - divided["critic"] == pytest.approx(head, rel=1e-3)
     adapters = received(replace(GRPO, lora=Adapters(rank=16)))["policy"]
     assert adapters == pytest.approx(7 / 8 * 2 * 4 * SHAPE.lora_parameters(16))
 
 
 def test_an_engine_of_its_own_sums_two_outputs_per_layer_and_is_sent_the_weights():
-    """256 prompt tokens of 16 prompts and 100 of each of 64 answers, in bfloat16, over 4 devices, embeddings too."""
+    """In bfloat16 over 4 devices: 256 prompt tokens of 16 prompts and 100 of each of 64 answers, with embeddings."""
     found = received(replace(GRPO, needs=frozenset(), engine="separate", engine_ranks=4))
     tokens = 16 * (256 + 4 * 100)
     assert found["answers"] == pytest.approx(2 * 3 / 4 * (2 * SHAPE.layers + 1) * tokens * SHAPE.hidden * 2)
@@ -292,8 +296,8 @@ def test_an_engine_of_its_own_sums_two_outputs_per_layer_and_is_sent_the_weights
     ],
 )
 def test_measured_steps_took_half_to_twice_what_is_planned(task, rows, kind, place, precision):
-    """Steps as those of docs/speed.md, with the rates of float32 and of memory that were measured on the same machine
-    and assumed shares. GRPO steps are of before sampling had compiled kernels."""
+    """The steps resemble those of docs/speed.md. The rates of float32 and of memory were measured on the same machine,
+    and the shares are assumed. The GRPO steps are from before sampling had compiled kernels."""
     measured = json.loads(MEASURED.read_text())
     assert len({json.dumps(origin["machine"], sort_keys=True) for origin in measured["origins"].values()}) == 1
     entry, limits = measured[task][place], measured["machine_limits"]

@@ -1,4 +1,4 @@
-"""The smallest changes, on needs that are worked by hand and on real plans."""
+"""The smallest changes that make a run fit, for needs worked out by hand and for real plans."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STEPS = [Step(settings={name: True}, costs=f"costs {name}") for name in SAVES]
 
 
 def attempt(settings: Mapping[str, Any]) -> tuple[int, float]:
-    """100 bytes, less what each setting saves."""
+    """Return a need of 100 bytes, minus the savings of each setting."""
     return 100 - sum(SAVES[name] for name in settings), 1.0
 
 
@@ -32,7 +32,7 @@ def test_every_single_change_that_is_enough_is_named_the_cheapest_first():
 
 def test_where_none_is_enough_a_combination_is_and_it_holds_nothing_to_spare():
     assert chosen(60) == [{"a", "b"}]
-    assert chosen(50) == [{"a", "c"}]  # b was taken on the way and is left out again; d never helps
+    assert chosen(50) == [{"a", "c"}]  # b was added on the way and dropped again, and d never helps
     assert chosen(35) == [{"a", "b", "c"}]
 
 
@@ -47,7 +47,7 @@ def test_settings_that_do_not_go_together_are_passed_over():
 
 
 def test_what_a_plan_suggests_makes_the_same_run_fit():
-    """Each suggestion of several plans, planned again, surely fits; and none of its settings can be left out."""
+    """Each suggestion of several plans surely fits when planned again, and none of its settings can be left out."""
     for model, algorithm, gpus in (("7b", "grpo", "l40s"), ("1.5b", "ppo", "l4"), ("3b", "dpo", "rtx-4090")):
         plan = make_plan(model=model, algorithm=algorithm, gpus=gpus)
         assert not plan.verdict.fits
@@ -59,14 +59,14 @@ def test_what_a_plan_suggests_makes_the_same_run_fit():
                 if left_out is None:
                     assert changed.verdict.answer == "yes", change
                     assert changed.memory.bytes == change.bytes
-                elif len(plan.changes) == 1 and left_out != "critic.kind":  # that one goes with adapters
+                elif len(plan.changes) == 1 and left_out != "critic.kind":  # critic.kind comes with adapters
                     assert changed.verdict.answer != "yes", (change, left_out)
 
 
 @pytest.mark.parametrize("devices", [1, "auto", 8])
 def test_what_a_plan_of_several_gpus_suggests_is_what_so_many_ranks_take(devices):
-    """Eight ranks refuse moments in 8 bits, and one device refuses weights in main memory: a suggestion that needs more
-    devices says so."""
+    """Eight ranks refuse 8-bit moments, and one device refuses weights in main memory. A suggestion that needs more
+    devices names them."""
     plan = make_plan({**from_flags("7b", "ppo"), "train": {"steps": 2, "devices": devices}}, gpus="8xh100")
     offered = {name for step in possible_steps(plan.config, plan.workload) for name in step.settings}
     assert {"train.optimizer", "train.cpu_offload"} <= offered
@@ -105,5 +105,7 @@ def test_gpus_on_which_ranks_refuse_the_settings_are_not_suggested():
 def test_the_answer_has_the_error_of_the_estimate_on_both_sides():
     answers = {n: Verdict(needed=n, available=100, error=0.25).answer for n in (80, 81, 100, 101, 133, 134)}
     assert answers == {80: "yes", 81: "probably", 100: "probably", 101: "hardly", 133: "hardly", 134: "no"}
-    assert Verdict(needed=134, available=100, error=0.25, swap=1).answer == "hardly"  # what can be paged out fits
+    assert (
+        Verdict(needed=134, available=100, error=0.25, swap=1).answer == "hardly"
+    )  # memory that can be paged out fits
     assert Verdict(needed=71 * 2**30, available=80 * 2**30, error=0.1).sentence() == "fits: yes, 71 of 80 GiB"

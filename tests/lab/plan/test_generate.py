@@ -1,4 +1,4 @@
-"""What the sampler makes of the weights of the policy: copies for its products, and casts in half precision."""
+"""Copies and casts that the sampler makes of the policy's weights: for its products, and in half precision."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CONFIG = LlamaConfig(
 
 
 class Casts(TorchDispatchMode):
-    """Numbers of each weight that are cast from float32, by its shape."""
+    """Counts the numbers of each weight that are cast from float32, by shape."""
 
     def __init__(self, shapes: set[torch.Size]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ class Casts(TorchDispatchMode):
 
 
 def casts_of_a_call(model: torch.nn.Module) -> int:
-    """Numbers that one call of the sampler casts, of matrices of the model."""
+    """Return how many numbers of the model's matrices one call of the sampler casts."""
     shapes = {parameter.shape for parameter in model.parameters() if parameter.dim() == 2}
     sampler = LocalSampler(model, tiny_tokenizer(), (), shared=True, dtype=torch.bfloat16)
     prompts, settings = random_prompts((3,)), Settings(max_completion_length=TOKENS)
@@ -100,11 +100,11 @@ SIZES: dict[str, Any] = {
     "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 64,
 }  # fmt: skip
 WIDE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 2304, "num_hidden_layers": 1}
-"""Gate and up are over two million weights together, and below that each by itself."""
+"""Gate and up together have over two million weights, but each alone has fewer."""
 
 
 def numbers_held_by(model: torch.nn.Module) -> int:
-    """Of copies of matrices that a decoder makes and keeps for as long as it lives."""
+    """Count the numbers in copies of matrices that a decoder makes and keeps as long as it lives."""
     before = [found for found in gc.get_objects() if isinstance(found, torch.Tensor)]
     known = {id(found) for found in before}
     decoder = PlainDecoder(model, kernels())
@@ -133,7 +133,9 @@ ADAPTED = [(), ("q", "v"), ("gate",), ("o", "up", "down")]
 @pytest.mark.parametrize("kind", few(DECODERS, "tied", "large together", "experts"))
 def test_as_many_weights_are_planned_to_be_copied_as_a_decoder_copies(kind: str, adapted: tuple[str, ...]):
     if kind == "experts":
-        adapted = tuple(name for name in adapted if name in "qvo")  # experts are no layers that peft would adapt
+        adapted = tuple(
+            name for name in adapted if name in "qvo"
+        )  # peft does not adapt experts, since they are not layers
     config = DECODERS[kind]
     model: Any = AutoModelForCausalLM.from_config(config)
     if adapted:

@@ -1,4 +1,4 @@
-"""The table of devices, names that people and drivers use, and the limits that a container sets."""
+"""The table of devices, the names that people and drivers use, and the limits of a container."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_devices_are_found_as_people_write_them(text, count, key):
     ],
 )
 def test_what_is_in_no_table_is_no_other_device_and_the_nearest_name_is_said(text, meant):
-    """A laptop's card has less memory than the desktop's, an H100 on PCIe three quarters of the operations."""
+    """A laptop's card has less memory than the desktop's. An H100 on PCIe has three quarters of the operations."""
     with pytest.raises(ConfigError) as refused:
         find_hardware(text)
     assert meant in str(refused.value)
@@ -93,7 +93,7 @@ def test_an_unknown_device_is_refused_by_name_and_stands_for_an_a100_when_it_is_
 
 
 def test_the_table_is_plausible():
-    """A matrix product has more operations per second than float32 alone, and memory is what the name says."""
+    """A matrix product has more operations per second than float32 alone, and the memory agrees with the name."""
     for device in devices().values():
         named = next(
             int(word) for word in device.title.split() if word.isdigit() and word not in ("4090", "5090", "3090")
@@ -128,7 +128,7 @@ def test_a_processor_says_whether_it_multiplies_bfloat16(facts, has):
 
 
 def test_only_instructions_for_bfloat16_make_it_faster_and_the_choice_of_auto():
-    """Precision `auto` takes it only there, as models/compute.py does."""
+    """Precision `auto` chooses bfloat16 only with them, like models/compute.py."""
     flags = ("avx512f avx512_bf16", "avx512f")
     with_it, without = (this_processor(2**40, (1e11, 1e10), facts={"flags": words}) for words in flags)
     assert with_it.rate("bfloat16") == pytest.approx(1.6 * with_it.rate("float32"))

@@ -1,4 +1,4 @@
-"""How long rows are is read from the data where it is here: then a plan assumes no lengths."""
+"""If the data is here, a plan reads the lengths of rows from it instead of assuming them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.workload import MOST_ROWS, row_lengths
 
 SHORT, LONG = "abc:", "abcdefghi:"
-"""Prompts of 4 and 10 tokens, each character one; BOS comes before them. EOS comes after an answer."""
+"""Prompts of 4 and 10 tokens, one per character. BOS precedes them, and EOS follows an answer."""
 KINDS: dict[str, tuple[str, list[dict[str, Any]], tuple[int, int]]] = {
     "prompts": ("grpo", [{"prompt": SHORT}, {"prompt": LONG}], (11, 0)),
     "examples": ("sft", [{"prompt": SHORT, "completion": "xyz"}, {"prompt": LONG, "completion": "x"}], (9, 4)),

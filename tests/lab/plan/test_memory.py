@@ -1,4 +1,4 @@
-"""The planner's bytes: the library's own numbers, roles, limits, and two real steps measured beside it."""
+"""The planner's bytes: the library's own numbers, roles, limits, and two real steps measured for comparison."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN: dict[str, Any] = {
 
 
 def workload(algorithm: str, **fields: Any) -> Workload:
-    """A step of a model of half a billion parameters."""
+    """Return a step of a model with half a billion parameters."""
     made = ALGORITHMS[algorithm](**fields.pop("settings", {}))
     found = {"architecture": read_architecture("0.5b"), "needs": made.needs, "data_kind": made.data_kind}
     if "values" in found["needs"]:
@@ -45,8 +45,8 @@ def plan(algorithm: str, **fields: Any) -> MemoryPlan:
 
 
 def test_the_old_pass_is_planned_where_training_makes_it() -> None:
-    """As RULE 6 has it: with several updates, dropout or coupled rows, and never where the ratio is centred at the
-    sampler, which `correction: auto` does for some algorithms as soon as sampling is not exact."""
+    """RULE 6 requires it with several updates, dropout or coupled rows, but never if the ratio is centred at the
+    sampler. `correction: auto` centres it there for some algorithms as soon as sampling is not exact."""
 
     def planned(name: str, precision: Literal["float32", "bfloat16"], **changes: Any) -> bool:
         config = load_config(RUN | {"algorithm": name}, changes).config
@@ -71,8 +71,10 @@ def test_ppo_holds_four_models_grpo_with_a_reference_two_and_simpo_one() -> None
     assert set(plan("grpo", settings={"kl_coef": 0.04}).models) == {"policy", "reference"}
     assert plan("grpo", settings={"kl_coef": 0.0}).models == ("policy",)
     assert plan("simpo").models == ("policy",)
-    assert plan("dpo").models == ("policy",)  # the reference's numbers are on disk before the first step
-    assert plan("grpo", settings={"kl_coef": 0.04}, lora=Adapters()).models == ("policy",)  # its base is the reference
+    assert plan("dpo").models == ("policy",)  # the reference's log-probabilities are on disk before the first step
+    assert plan("grpo", settings={"kl_coef": 0.04}, lora=Adapters()).models == (
+        "policy",
+    )  # the base model is the reference
 
 
 def test_what_stays_follows_from_the_parameters() -> None:
@@ -81,7 +83,7 @@ def test_what_stays_follows_from_the_parameters() -> None:
     parameters = read_architecture("0.5b").parameters
     assert train.of("policy", "weights") == train.of("reference", "weights") == 4 * parameters
     assert train.of("policy", "optimizer state") == 8 * parameters
-    assert train.of("critic", "weights") == 4 * (parameters + 896)  # tied: the trunk is all, and a head of one number
+    assert train.of("critic", "weights") == 4 * (parameters + 896)  # tied: the trunk is everything, plus a scalar head
     assert train.of("critic", "optimizer state") == 2 * train.of("critic", "weights")
 
 
@@ -110,7 +112,7 @@ def test_adapters_take_their_own_gradients_and_moments_only() -> None:
 
 
 def test_on_a_gpu_the_base_of_adapters_is_half_as_large_but_for_a_moment() -> None:
-    """Linear layers take 2 bytes per weight and the rest 4; while it is loaded, all of the model takes 4."""
+    """Linear layers take 2 bytes per weight, and the rest takes 4. While the model is loaded, all of it takes 4."""
     on_gpu = plan("grpo", lora=Adapters(rank=16), device="cuda", precision="bfloat16", completion_tokens=8)
     a = on_gpu.workload.architecture
     linear = sum(number * layer.parameters for number, block in a.blocks for layer in block.linears)
@@ -140,7 +142,7 @@ def test_sharding_divides_what_its_stage_says(stage: str) -> None:
 
 
 def test_divided_weights_come_together_layer_by_layer_so_that_more_ranks_need_less() -> None:
-    """At 64 ranks a rank of the 70B model has 16 N / 64 bytes of state; all of it together would be 4 N more."""
+    """At 64 ranks a rank of the 70B model has 16 N / 64 bytes of state. All weights gathered would take 4 N more."""
     shape = read_architecture("70b")
     fields: dict[str, Any] = {"sharding": "full", "precision": "bfloat16", "device": "cuda"}
     fields |= {"gradient_checkpointing": True}
@@ -149,16 +151,16 @@ def test_divided_weights_come_together_layer_by_layer_so_that_more_ranks_need_le
     table, layer = shape.vocabulary * shape.hidden, 856e6
     state = 16 * shape.parameters / 64
     gathered = 4 * (2 * layer + 2 * table)
-    summed = (4 + 4) * layer + 4 * table  # a layer's gradient and the copy of it that is sent; the head's gradient
+    summed = (4 + 4) * layer + 4 * table  # a layer's gradient and the copy that is sent, and the head's gradient
     peak = plans[2].peak
     assert peak.moment == "sum of the policy's last layer"
     assert peak.bytes - peak.of("policy", "activations") == pytest.approx(state + gathered + summed, rel=0.02)
     whole = plan("grpo", architecture=shape, **{**fields, "sharding": "none"})
-    assert whole.bytes > (16 + 2 * 0.95) * shape.parameters, "undivided, all casts live until the pass has ended"
+    assert whole.bytes > (16 + 2 * 0.95) * shape.parameters, "without sharding, all casts live until the pass has ended"
 
 
 def test_divided_weights_come_together_in_float32_and_products_keep_their_casts_of_them() -> None:
-    """Activations grow with the rows of a micro-batch; what they would be without any row are casts, 2 bytes of each
+    """Activations grow with the rows of a micro-batch. Extrapolated to no rows, the casts remain: 2 bytes for each
     number in a layer's matrices."""
     fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "ranks": 8, "prompts_per_step": 64}
 
@@ -177,8 +179,8 @@ def test_divided_weights_come_together_in_float32_and_products_keep_their_casts_
 
 
 def test_ppo_of_seven_billion_on_eight_devices_is_what_is_worked_out_by_hand() -> None:
-    """Policy and critic 16 N / 8 each, the reference 4 N / 8: 32 GiB; activations of two models, 10 GiB each; and 2 N
-    of casts that products keep of each model: 28 GiB."""
+    """Policy and critic take 16 N / 8 each and the reference 4 N / 8: 32 GiB. Activations of two models take 10 GiB
+    each. Products keep casts of 2 N for each model: 28 GiB."""
     fields = {"sharding": "full", "precision": "bfloat16", "device": "cuda", "settings": {"kl_coef": 0.05}}
     found = plan("ppo", architecture=read_architecture("7b"), ranks=8, prompts_per_step=2, **fields)
     assert found.bytes / 2**30 == pytest.approx(32 + 20 + 28, rel=0.1)
@@ -236,7 +238,7 @@ def test_every_workload_has_a_plan_and_more_of_anything_never_takes_less(
 
 
 def test_micro_batches_are_those_of_the_library() -> None:
-    """A family of four with a prompt of 31, as rows of 71: 31 + 4 * 39 + ... tokens, each beginning once."""
+    """A group of four with a prompt of 31, as rows of 71, takes 31 + 4 * 39 + ... tokens: each prefix counts once."""
     step = workload("grpo", prompts_per_step=4, group_size=4, prompt_tokens=31, completion_tokens=40)
     found = microbatches(replace(step, tokens_per_microbatch=1024))
     assert (found.number, found.largest.tokens, found.largest.scored) == (1, 4 * (31 + 4 * 39), 640)

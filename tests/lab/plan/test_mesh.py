@@ -1,4 +1,4 @@
-"""How ranks are grouped, what a rank of divided matrices has of a model, and groups that are refused."""
+"""How ranks are grouped, which part of a model a rank of divided matrices holds, and refused groups."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def test_eight_parts_of_a_model_are_the_model():
     whole, divided = SHAPE.counts, part.counts
     for name in ("attention", "mlp", "embeddings", "head"):
         assert 8 * getattr(divided, name) == getattr(whole, name)
-    assert divided.norms == whole.norms, "norms are whole on each"
+    assert divided.norms == whole.norms, "each rank holds whole norms"
     assert 8 * cost.linear_flops(part) == cost.linear_flops(SHAPE)
     assert 8 * cost.attention_flops(part, 4096) == cost.attention_flops(SHAPE, 4096)
     assert 8 * part.kv_width == SHAPE.kv_width
-    assert cost.head_flops(part) == cost.head_flops(SHAPE), "each computes all logits of its rows"
-    assert root_parameters(part) == root_parameters(SHAPE), "and has all of the head meanwhile"
+    assert cost.head_flops(part) == cost.head_flops(SHAPE), "each rank computes all logits of its rows"
+    assert root_parameters(part) == root_parameters(SHAPE), "each rank holds the whole head meanwhile"
 
 
 @pytest.mark.parametrize("fields", [{"tensor": 8}, {"tensor": 2}, {}], ids=str)
@@ -158,7 +158,7 @@ def test_models_that_are_not_divided_are_refused(model, tensor, message):
 
 
 def test_an_engine_that_does_not_fit_is_no_fit():
-    """The keys and values of 512 rows of 4,096 tokens of a 70B model take 640 GiB: on 8 devices 80 each."""
+    """The keys and values of 512 rows of 4,096 tokens of a 70B model take 640 GiB, or 80 GiB on each of 8 devices."""
     settings = {
         "sampling.max_completion_length": 3840,
         "sampling.max_batch_rows": 512,

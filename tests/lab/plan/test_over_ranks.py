@@ -1,4 +1,4 @@
-"""What `train.devices` comes to on the GPUs of a machine: planned as the run will use them, refused where it cannot."""
+"""The effect of `train.devices` on the GPUs of a machine: planned like the run uses them, and refused if impossible."""
 
 from __future__ import annotations
 
@@ -78,9 +78,9 @@ def test_a_copy_to_sample_from_that_no_device_has_room_for_is_refused_unless_eng
 
 
 def test_of_several_ranks_the_first_samples_all_prompts_from_a_whole_copy():
-    """As much work and as long as one device that has a copy, whatever the number of ranks; twice as many engines take
-    half of it."""
-    one = planned("0.5b", 1, "grpo", **{"train.publish_every": 2})  # whose sampler has a copy, too
+    """Work and time equal those of one device with a copy, for any number of ranks. Twice the engines take half the
+    time."""
+    one = planned("0.5b", 1, "grpo", **{"train.publish_every": 2})  # its sampler has a copy, too
     eight = planned("0.5b", 8, "grpo")
     assert (one.workload.engine, one.workload.samplers) == ("copy", None)
     assert (eight.workload.engine, eight.workload.samplers) == ("copy", 1)
@@ -96,7 +96,7 @@ def test_of_several_ranks_the_first_samples_all_prompts_from_a_whole_copy():
 
 
 def test_memory_of_sampling_is_that_of_the_first_rank():
-    """A whole copy in bfloat16, and keys and values of all rows, also where matrices are divided."""
+    """The first rank holds a whole copy in bfloat16 and the keys and values of all rows, even with divided matrices."""
     for changes in ({}, {"train.tensor": 2}):
         plan = planned("7b", 8, "grpo", **changes)
         generate = plan.memory.phase("generate")
@@ -118,7 +118,7 @@ def test_an_engine_that_is_named_plans_that_all_devices_sample():
 
 
 def test_with_cpu_offload_weights_gradients_and_moments_leave_the_device_and_are_told():
-    """16 bytes of each parameter, a quarter of them on each rank."""
+    """Each parameter takes 16 bytes, a quarter of them on each rank."""
     on_device, offloaded = planned("7b", 4), planned("7b", 4, **{"train.cpu_offload": True})
     parameters = on_device.workload.architecture.parameters
     stays = {part.what for part in offloaded.memory.peak.parts if part.stays}
@@ -133,26 +133,26 @@ def test_with_cpu_offload_weights_gradients_and_moments_leave_the_device_and_are
 
 
 def offloaded(main_memory: float | None, algorithm: str = "ppo"):
-    """7B on four GPUs whose machine has so many GiB of main memory."""
+    """Plan 7B on four GPUs of a machine with `main_memory` GiB of main memory."""
     resolved = config("7b", 4, algorithm, **{"train.cpu_offload": True})
     return plan_for(resolved, Target(hardware=find_hardware("4xh100"), main_memory=main_memory))
 
 
 def test_weights_in_main_memory_are_held_against_what_a_machine_has():
-    """Policy and critic take 16 bytes of each parameter, whatever the number of ranks that share them."""
+    """Policy and critic take 16 bytes per parameter, whatever the number of ranks that share them."""
     plan = offloaded(400)
     assert plan.main_memory is not None
     assert plan.main_memory.needed == 4 * in_main_memory(plan.workload)
     assert plan.main_memory.needed > 16 * 2 * 7e9
     assert plan.main_memory.answer == "yes"
     assert "main memory of a machine fits: yes" in " ".join(plan.render().split())
-    assert offloaded(None).main_memory is None, "nobody knows"
+    assert offloaded(None).main_memory is None, "the main memory is unknown"
     refuse(plan, least_verdict(plan), Path())
 
 
 def test_a_machine_without_room_for_them_is_refused_and_settings_that_need_less_are_named():
     plan = offloaded(100)
-    assert plan.verdict.fits, "on the devices"
+    assert plan.verdict.fits, "the plan fits on the devices"
     assert not plan.fits
     with pytest.raises(
         DoesNotFit, match=r"with train.cpu_offload the ranks of a machine keep 2\d\d GiB in main memory"
@@ -189,16 +189,16 @@ def sharded(model: str, gpus: str, **settings: object) -> tuple[str, int]:
 
 
 def test_auto_keeps_a_copy_on_each_machine_where_it_fits_and_the_network_is_slow():
-    assert sharded("1.5b", "8xh100") == ("full", 8), "one machine"
+    assert sharded("1.5b", "8xh100") == ("full", 8), "the run has one machine"
     assert sharded("1.5b", "16xl40s") == ("hybrid", 8)
-    assert sharded("1.5b", "16xh100") == ("full", 16), "eight network cards of a machine are nearly as fast as its GPUs"
-    assert sharded("32b", "16xl40s") == ("full", 16), "64 GB a device on one machine"
-    assert sharded("1.5b", "12xh100") == ("full", 12), "a machine and a half"
+    assert sharded("1.5b", "16xh100") == ("full", 16), "a machine's eight network cards are nearly as fast as its GPUs"
+    assert sharded("32b", "16xl40s") == ("full", 16), "a copy per machine takes 64 GB a device"
+    assert sharded("1.5b", "12xh100") == ("full", 12), "the run has one and a half machines"
 
 
 def test_a_copy_on_fewer_ranks_is_planned_with_its_memory_and_its_traffic():
-    """Each of four groups of two has all weights: 16 bytes of each parameter on two devices, and every gradient of a
-    part is summed among four."""
+    """Each of four groups of two holds all weights: 16 bytes per parameter on two devices. Every gradient of a part is
+    summed over the four."""
     hardware = find_hardware("8xh100")
     two = plan_for(config("1.5b", 8, **{"train.shard": 2}), Target(hardware=hardware))
     eight = plan_for(config("1.5b", 8), Target(hardware=hardware))

@@ -1,4 +1,4 @@
-"""The page shows what the command says: its console blocks are run. `python` with this file writes them anew."""
+"""The page shows the command's output: the test runs its console blocks. `python` with this file writes them again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan says of a vLLM server on the trainer's GPU and beside it, against numbers worked out by hand."""
+"""Plans with a vLLM server on the trainer's GPU or on its own GPU, compared with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def config(**changes: Any):
 
 
 def test_bytes_of_a_server_of_half_a_billion_parameters():
-    """494,032,768 parameters, the embedding of 151,936 x 896 twice, in two bytes each. A token has 24 layers of two
-    heads of 64 numbers, for keys and for values: 24 x 2 x 2 x 64 x 2 = 12,288 bytes; a row has 256 + 256 of them."""
+    """There are 494,032,768 parameters, with the embedding of 151,936 x 896 twice, in two bytes each. A token has 24
+    layers of two heads of 64 numbers, for keys and values: 24 x 2 x 2 x 64 x 2 = 12,288 bytes. A row has 256 + 256."""
     for placed in planned().placements:
         assert placed.server.weights == 2 * (494_032_768 + 151_936 * 896) == 1_260_334_848
         assert placed.server.cache == 8 * 512 * 12_288 == 50_331_648
@@ -44,7 +44,7 @@ def test_on_one_gpu_sampling_has_the_server_beside_what_stays_and_training_has_i
     assert trained is not None
     assert alone is not None
     stays = 12 * 494_032_768
-    """Weights in float32 and two moments."""
+    """Float32 weights and two moments."""
     assert generate.bytes == stays + 1_260_334_848 + 50_331_648 + OVERHEAD
     assert trained.bytes == alone.bytes + ASLEEP
     assert shared.verdict.needed == max(generate.bytes, trained.bytes)
@@ -101,7 +101,7 @@ def test_the_plan_says_both():
 
 
 def test_a_run_that_fits_beside_its_server_does_not_fit_with_it():
-    """Of 7.6 billion parameters 17 GB stay beside adapters, and 15 GB are served: 32 GB hold one of them."""
+    """Of 7.6 billion parameters 17 GB stay, besides adapters, and the server takes 15 GB. 32 GB hold one of them."""
     shared, beside = planned("2xrtx-5090", "7b", **BESIDE_32_GB).placements
     assert beside.verdict.fits
     assert not shared.verdict.fits
@@ -111,8 +111,7 @@ def test_a_run_that_fits_beside_its_server_does_not_fit_with_it():
 
 
 def test_elsewhere_is_planned_with_the_gpus_that_are_there():
-    """On one GPU of 32 GB this run would share it with its server, and does not fit; with the two GPUs of the plan it
-    would."""
+    """On one GPU of 32 GB this run shares it with its server and does not fit. On the plan's two GPUs it would."""
     plan = planned("2x4090", "7b", **BESIDE_32_GB)
     assert not plan.verdict.fits
     assert plan.elsewhere == ("NVIDIA L40S 48 GB",)

@@ -1,4 +1,4 @@
-"""A plan as a whole: from a config and from flags, in words and as JSON, without torch."""
+"""A plan as a whole: from a config and from flags, as text and as JSON, without torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_config_and_its_flags_give_one_plan():
     by_config = pt.plan(CONFIG)
     assert by_config.step.rows == 32
     assert by_config.step.tokens == 32 * (20 + 12)
-    assert by_config.evaluations == 4  # before, after steps 4 and 8, after
+    assert by_config.evaluations == 4  # before training, after steps 4 and 8, and at the end
     assert by_config.verdict.answer == "yes"
     run = 10 * by_config.step_seconds + 4 * by_config.evaluation_seconds
     assert by_config.run_seconds == pytest.approx(run)
@@ -82,7 +82,7 @@ def test_what_cannot_be_planned_says_why(given, message):
 
 
 def test_a_checkpoint_has_model_weights_and_two_moments():
-    """Full: 4 + 4 + 8 bytes per parameter. Adapters: 4 bytes per parameter and 16 per number of the adapters."""
+    """Full training: 4 + 4 + 8 bytes per parameter. Adapters: 4 per parameter, and 16 per number of the adapters."""
     shape = read_architecture("0.5b")
     full = Workload(architecture=shape, algorithm="grpo", needs=frozenset(), steps=100)
     every = CheckpointConfig(every=30, keep=2)
@@ -112,7 +112,9 @@ def test_a_pipeline_is_planned_stage_by_stage():
     assert plan.run_seconds == pytest.approx(sum(stage.run_seconds for stage in plan.stages.values()))
     assert plan.fits
     shape = plan.stages["dpo"].workload.architecture
-    assert shape.parameters == plan.stages["sft"].workload.architecture.parameters, "it goes on with that model"
+    assert shape.parameters == plan.stages["sft"].workload.architecture.parameters, (
+        "the second stage continues with the first stage's model"
+    )
     first, second, total = plan.render().splitlines()[:3]
     assert first.startswith("sft  fits: yes; 8 examples a step")
     assert second.startswith("dpo  fits: yes; 32 rows a step")

@@ -1,4 +1,4 @@
-"""A probe measures a real step of a small model, keeps what it found, and later plans use it and say so."""
+"""A probe measures a real step of a small model and saves its result. Later plans use the result and say so."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_file_that_cannot_be_read_counts_as_none(empty_cache):
 
 
 def test_a_card_that_was_measured_elsewhere_is_planned_as_it_was_measured(tmp_path, monkeypatch):
-    """By the name of its driver; a probe on the machine itself counts for more."""
+    """Results are found by the name that the driver reports. A probe on the machine itself takes precedence."""
     name = "NVIDIA H100 80GB HBM3"
     shared = replace(FOUND, machine=name, bfloat16=7e14, compute=0.5, memory=1.0)
     monkeypatch.setattr(target, "MEASURED", tmp_path / "measured.json")
@@ -107,7 +107,7 @@ def test_a_probe_measures_a_step_corrects_the_plan_and_is_remembered(capsys):
         assert probed.measured[name] > 0
     assert probed.after.hardware.efficiency.source.startswith("measured on ")
     assert probed.render().startswith("Probe    a model of ")
-    assert capsys.readouterr().out == "", "warnings of the small run are nobody's business"
+    assert capsys.readouterr().out == "", "warnings of the small run must not be printed"
     later = make_plan(config, price=2.0, mean_completion_tokens=4)
     assert later.step_seconds == pytest.approx(probed.after.step_seconds)
     assert later.dollars == pytest.approx(probed.after.dollars)

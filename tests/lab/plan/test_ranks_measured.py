@@ -1,4 +1,4 @@
-"""What was measured of ranks (benchmarks/ranks_memory.py) is what the planner says today."""
+"""The measurements of ranks (benchmarks/ranks_memory.py) agree with today's planner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan predicts of a run whose engines sample while it trains, simulated with the controller of real runs."""
+"""Predictions for a run whose engines sample while it trains, simulated with the controller of real runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIGHT = {"train.run_ahead": 1, "train.max_staleness": 1}
 
 
 def planned(changes: Mapping[str, int] | None = None, **how: Any) -> Plan:
-    """Of a model for which sampling takes most of the time."""
+    """Plan a model for which sampling takes most of the time."""
     settings = {
         **ASYNCHRONOUS,
         "sampling.max_completion_length": 2048,

@@ -1,4 +1,4 @@
-"""`auto` on a GPU: the largest sizes that surely fit, by the formulas that the plan is made of."""
+"""`auto` on a GPU: the largest sizes that surely fit, by the formulas of the planner."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_nothing_is_larger_than_a_step_needs_and_where_nothing_fits_it_is_as_on_
 
 
 def test_a_run_asks_for_what_is_free_on_its_card(monkeypatch):
-    """The rule of the plan, on hardware as the driver reports it."""
+    """The rule is the plan's, applied to hardware as the driver reports it."""
     config = load_config(OPEN).config
     monkeypatch.setattr(before_run, "choose_device", lambda asked: torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -1,4 +1,4 @@
-"""Plans of runs in several turns: as long as the trainer lets a trajectory become, drawn turn by turn, with waiting."""
+"""Plans of runs with several turns: as long as the trainer allows, drawn turn by turn, with waiting."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def plan(overrides: dict[str, Any] | None = None, **how: Any) -> Any:
     ids=["all turns", "with room for results", "cut", "turns fill the context", "the limit is beyond the context"],
 )
 def test_a_trajectory_is_as_long_as_the_one_that_the_trainer_tries(sampling, longest):
-    """The longest batch of a run with prompts of 100 tokens, and a context of 1,000."""
+    """Compare with the longest batch of a run with prompts of 100 tokens and a context of 1,000."""
     config = load_config(CONFIG, sampling).config
     prompt = Prompt(index=0, text="", ids=(1,) * 100)
     tried = PromptFeed(config, [prompt] * 2, pad_id=0, context_length=1000).longest()
@@ -98,7 +98,7 @@ def test_the_schemas_of_tools_are_part_of_each_prompt(tmp_path):
 
 
 def test_the_last_turns_are_requests_behind_all_that_came_before_them():
-    """2 prompts x 4: on a CPU 5 of 8 are drawn while the others wait; a device of its own draws all of them."""
+    """There are 2 prompts x 4. On a CPU 5 of 8 rows are drawn while others wait. An accelerator draws all of them."""
     turns = Turns(number=3, tokens=32, given=20)
     whole = replace(plan().workload, device="cpu", completion_tokens=136, turns=turns)
     first, last = first_and_last(whole)
@@ -121,7 +121,7 @@ def test_more_turns_need_more_memory_and_fewer_are_proposed_where_it_does_not_fi
 
 
 def test_a_turn_is_drawn_behind_what_came_before_it_which_is_computed_again():
-    """Of 1.5 turns on average half of the trajectories have a second one."""
+    """With 1.5 turns on average, half of the trajectories have a second turn."""
     turns = Turns(number=3, tokens=32, given=20, mean_number=1.5, mean_tokens=10)
     assert [tuple(one) for one in requests(turns, 136)] == [(0, 10, 1.0), (30, 10, 0.5)]
     assert [tuple(one) for one in requests(turns, 35)] == [(0, 10, 1.0), (30, 5, 0.5)]
@@ -135,7 +135,7 @@ def test_a_turn_is_drawn_behind_what_came_before_it_which_is_computed_again():
 
 
 def test_trajectories_wait_side_by_side():
-    """4 steps of 64 trajectories, together or 32 at a time, for the answers to all turns but the last one."""
+    """4 steps of 64 trajectories, together or 32 at a time, wait for the answers to all turns but the last one."""
     tools = Turns(number=5, tokens=8, seconds=0.5)
 
     def waits(turns: Turns | None, rows: int) -> list[float]:
@@ -144,7 +144,7 @@ def test_trajectories_wait_side_by_side():
     assert waits(tools, 64) == [2.0, 4.0]
     assert waits(replace(tools, last_is_answered=True), 64) == [2.5, 5.0]
     assert waits(tools, 256) == [4.0, 8.0]
-    assert waits(tools, 1) == [2.0, 2.0], "alone it waits for each"
+    assert waits(tools, 1) == [2.0, 2.0], "a single row waits for each answer"
     assert waits(None, 64) == [0.0, 0.0]
     made = plan(call_seconds=0.5)
     (seconds,) = [one.seconds for one in made.cost.parts if one.what == WAITS]
@@ -154,7 +154,7 @@ def test_trajectories_wait_side_by_side():
 
 
 def test_it_is_counted_on_a_cpu_where_kernels_do_not_compute_all():
-    """Half a billion parameters have larger layers than kernels multiply; a wide vocabulary is a large head."""
+    """Layers of half a billion parameters are larger than kernels multiply, and a wide vocabulary is a large head."""
     large = replace(plan().workload, device="cpu", precision="float32")
     assert is_counted(large)
     assert not is_counted(replace(large, device="cuda"))
@@ -168,7 +168,7 @@ def test_it_is_counted_on_a_cpu_where_kernels_do_not_compute_all():
 
 
 def test_the_planned_waiting_is_near_what_was_measured():
-    """benchmarks/waiting.py: the environment sees every turn, and turns are of very different length."""
+    """In benchmarks/waiting.py the environment sees every turn, and turns differ greatly in length."""
     found = json.loads((ROOT / "benchmarks" / "results" / "waiting.json").read_text())
     turns = Turns(number=5, tokens=100, seconds=found["pause"], last_is_answered=True)
     for cell in found["cells"]:

@@ -1,4 +1,4 @@
-"""Run folders of a comparison as their runs would have left them, with scores of our choice."""
+"""Run folders of a comparison as real runs would leave them, with scores of our choice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOST = {"type": "GuardStop", "message": "step 3: no two answers differ\n  Look a
 def compared(
     folder: Path, scores: Mapping[str, Sequence[float | None]], *, before: float = 0.2, **given: Any
 ) -> Comparison:
-    """Arms with the held-out share of each seed (None: a guard stopped the run); concluded."""
+    """Write and conclude arms with the given held-out share per seed. None: a guard stopped the run."""
     first, *_ = scores.values()
     design = {
         "base": BASE,
@@ -45,7 +45,7 @@ def compared(
 def write_run(
     folder: Path, seed: int, share: float | None, *, before: float = 0.2, middle: float | None = None
 ) -> None:
-    """`middle` is the score half-way; unless given, that between both ends."""
+    """Write a run folder. `middle` is the score half-way, by default the mean of start and end."""
     (folder / "evaluations").mkdir(parents=True)
     (folder / "config.yaml").write_text("train: {steps: 4}\n")
     end = before if share is None else share
@@ -90,7 +90,7 @@ def evaluation(share: float) -> dict[str, Any]:
 
 
 def write_answers(path: Path, seed: int, share: float) -> None:
-    """The same prompts for every seed; which of them are right differs a little."""
+    """Write the same prompts for every seed. The right ones differ slightly between seeds."""
     right = {(place * 37 + seed) % PROMPTS for place in range(round(share * PROMPTS))}
     scores = [float(e in right) for e in range(PROMPTS)]
     lines = [

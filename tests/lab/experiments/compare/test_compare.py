@@ -1,4 +1,4 @@
-"""A comparison with real runs in real processes: killed, gone on with, and with an arm that fails."""
+"""A comparison with real runs in real processes: killed, continued, and with an arm that fails."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def start(folder: Path) -> subprocess.Popen[bytes]:
 def until(true, seconds: float = 1800.0) -> None:
     deadline = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, "the condition did not come true in time"
         time.sleep(0.05)
 
 
@@ -64,7 +64,7 @@ def test_killed_and_started_again_it_keeps_what_was_done_and_counts_what_failed(
     first = out / "runs" / "grpo-seed0"
     assert read_run(first).status == "finished"
     kept = (first / "events.jsonl").read_bytes()
-    time.sleep(1.0)  # the child sees that it is alone
+    time.sleep(1.0)  # the child notices that its parent is gone
 
     process = start(tmp_path)
     said, told = process.communicate(timeout=1800)
@@ -81,10 +81,10 @@ def test_killed_and_started_again_it_keeps_what_was_done_and_counts_what_failed(
     assert {run["arm"] for run in result["runs"] if run["status"] == "finished"} == {"grpo", "rloo"}
     assert result["arms"]["doomed"]["finished"] == 0
     assert any("2 of 2 runs of doomed did not finish (seeds 0 and 1): GuardStop" in text for text in result["verdict"])
-    assert result["same_start"] is False  # an arm that may write two tokens answers otherwise
+    assert result["same_start"] is False  # an arm that may write only two tokens answers differently
     assert result["conditions"]["resumed"] == ["rloo"]
 
-    again = posttrain.compare(out)  # what a guard stopped would be stopped again
+    again = posttrain.compare(out)  # a run that a guard stopped would be stopped again
     assert (out / "attempts.jsonl").read_text().count("\n") == 6  # one before the kill, five after it
     assert again.to_json()["verdict"] == result["verdict"]
 

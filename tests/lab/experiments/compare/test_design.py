@@ -1,4 +1,4 @@
-"""What may be compared: read from a file or from arguments, and refused before anything is paid for."""
+"""Designs of comparisons: read from a file or from arguments, and refused before any run costs time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Intervals over few seeds: numbers worked out by hand, and what they cover when the truth is known."""
+"""Intervals over few seeds: numbers worked out by hand, and their coverage when the truth is known."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from posttrain.lab.experiments.compare.estimates import (
 
 def test_one_number_per_run_is_students_t_over_the_seeds():
     found = paired({0: 3.0, 1: 5.0, 2: 7.0}, {0: 2.0, 1: 3.0, 2: 4.0}, 0.95)
-    # differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), quantile of t with 2 degrees 4.302653
+    # differences 1, 2, 3: mean 2, standard error 1 / sqrt(3), t quantile for 2 degrees of freedom 4.302653
     assert found.mean == pytest.approx(2.0)
     assert found.high - found.mean == pytest.approx(4.302653 / math.sqrt(3), rel=1e-6)
-    assert found.p == pytest.approx(0.0741799, abs=1e-6)  # of t = 2 sqrt(3)
+    assert found.p == pytest.approx(0.0741799, abs=1e-6)  # for t = 2 sqrt(3)
 
 
 def test_seeds_that_only_one_side_has_are_left_out():
@@ -36,12 +36,12 @@ def test_seeds_that_only_one_side_has_are_left_out():
 def test_how_many_times_as_large_is_a_mean_of_logarithms():
     found = ratio({0: 2.0, 1: 8.0}, {0: 1.0, 1: 1.0}, 0.95)
     assert found.mean == pytest.approx(4.0)
-    half = 12.7062047 * (math.log(8) - math.log(2)) / 2  # t with 1 degree, standard deviation / sqrt(2)
+    half = 12.7062047 * (math.log(8) - math.log(2)) / 2  # t with 1 degree of freedom, standard deviation / sqrt(2)
     assert (found.low, found.high) == pytest.approx((4 * math.exp(-half), 4 * math.exp(half)), rel=1e-6)
 
 
 def test_seeds_and_examples_both_count():
-    # seed means 0.5 and 1; example means 1 and 0.5: both variances are 0.125 / 2, both have t with 1 degree
+    # seed means 0.5 and 1, example means 1 and 0.5: both variances are 0.125 / 2, both use t with 1 degree
     scores = {0: {"a": 1.0, "b": 0.0}, 1: {"a": 1.0, "b": 1.0}}
     found = estimate(scores, 0.95)
     assert found.mean == 0.75
@@ -49,7 +49,7 @@ def test_seeds_and_examples_both_count():
 
 
 def test_an_answer_that_one_seed_could_not_score_makes_no_new_examples_of_the_others():
-    """Each example counts once, however many seeds answered it: else the interval were too narrow."""
+    """Each example counts once, however many seeds answered it. Otherwise the interval would be too narrow."""
     scores = {s: {str(e): float(e % 2) for e in range(40)} for s in range(4)}
     whole = estimate(scores, 0.95)
     del scores[0]["0"], scores[0]["1"]
@@ -108,8 +108,8 @@ def test_holm(given: list[float], adjusted: list[float]):
 
 
 def simulated(dice: random.Random, seeds: int, *, seed_spread: float, arm_spread: float, shared: bool) -> Estimate:
-    """Two arms that are equally good over all seeds and prompts: each seed moves an arm, each prompt suits one of them
-    more; answers are right or wrong."""
+    """Simulate two arms that are equally good over all seeds and prompts. Each seed moves an arm, each prompt suits one
+    of the arms more, and answers are right or wrong."""
     prompts = [(dice.gauss(0, 1), dice.gauss(0, arm_spread)) for _ in range(24)]
     first, second = {}, {}
     for seed in range(seeds):

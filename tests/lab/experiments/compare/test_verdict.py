@@ -1,4 +1,4 @@
-"""What a comparison says of run folders whose scores we chose: never more than its intervals allow."""
+"""The verdict of a comparison on run folders with chosen scores: it claims no more than its intervals allow."""
 
 from __future__ import annotations
 
@@ -119,8 +119,10 @@ def test_the_page_says_what_the_numbers_say(tmp_path: Path):
     for run in saved["runs"]:
         assert f"{run['arm']}, seed {run['seed']}" in page
     assert "GuardStop: step 3: no two answers differ" in page
-    assert page.count('<figure class="card"') == 5  # differences, cost, and the three curves
-    assert not re.search(r"https?://(?!www\.w3\.org|github\.com/leeoniya/uPlot \()", page), "one comment names uPlot"
+    assert page.count('<figure class="card"') == 5  # differences, cost, and three curves
+    assert not re.search(r"https?://(?!www\.w3\.org|github\.com/leeoniya/uPlot \()", page), (
+        "only a comment may name uPlot"
+    )
 
 
 def test_equal_tokens_are_seen_and_unequal_ones_said(tmp_path: Path):
@@ -152,7 +154,7 @@ def test_seconds_under_load_are_not_compared(tmp_path: Path):
 
 
 def test_the_threads_of_a_comparison_are_no_other_program(tmp_path: Path):
-    """One run at a time on all cores makes as much load as there are cores."""
+    """One run at a time on all cores causes a load equal to the number of cores."""
     attempt = {"arm": "a", "seed": 0, "exit_code": 0, "reason": "", "seconds": 9.0, "workers": 1, "threads": cores()}
     keep_attempt(tmp_path, attempt | {"load": float(cores())})
     assert "other programs" not in " ".join(compared(tmp_path, {"a": [0.5, 0.5], "b": [0.5, 0.5]}).verdict)
@@ -173,7 +175,7 @@ def test_a_line_that_a_kill_cut_off_loses_nothing_else(tmp_path: Path):
 
 
 def test_a_run_without_a_full_mark_is_judged_by_the_number_of_all_others(tmp_path: Path):
-    """Parts of a mark: by itself such a run has a mean score, which is no share of right answers."""
+    """The rewards are fractions. Alone, such a run reports a mean score, which is not a share of right answers."""
     compared(tmp_path, {"partly": [0.0, 0.0, 0.0], "right": [0.30, 0.31, 0.29]}, before=0.0)
     score = {"mean": 0.6, "low": 0.55, "high": 0.65, "n": 100}
     for seed in range(3):
@@ -197,7 +199,7 @@ def test_a_budget_of_tokens_that_is_passed_is_not_told_to_become_one(tmp_path: P
 
 
 def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
-    """Arms that answered all alike once had intervals of width zero."""
+    """Arms that answered everything alike once had intervals of width zero."""
     scores = {"a": [0.2, 0.2, 0.2], "b": [0.2, 0.2, 0.2]}
     checked = BASE | {"check": [{"name": "exact_match"}]}
     by_reward = compared(tmp_path / "reward", scores)
@@ -210,7 +212,7 @@ def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
 
 
 def test_two_seeds_are_shown_as_two_dots_and_three_as_an_interval(tmp_path: Path):
-    """The interval of two seeds takes Student's t with one degree of freedom: it fills the plot."""
+    """The interval of two seeds uses Student's t with one degree of freedom, so it fills the plot."""
     two = compared(tmp_path / "two", {"a": [0.3, 0.4], "b": [0.5, 0.7]}).analysis
     for plot in (score_bars(two), difference_bars(two)):
         assert "whisker" not in plot

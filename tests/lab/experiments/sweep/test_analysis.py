@@ -1,4 +1,4 @@
-"""Which knob turns success into collapse, and what may be said about best and default."""
+"""The analysis of a sweep: the knob that turns success into collapse, and allowed claims about best and default."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def trial(number: int, rate: float, kl: float, group: int, score: float | None, 
 
 
 def trials_with_an_edge(count: int = 16) -> list[TrialRecord]:
-    """Rates from 1e-5 to 1e-1; those above 1e-2 collapse, whatever the other settings are."""
+    """Return trials with rates from 1e-5 to 1e-1. Those above 1e-2 collapse, whatever the other settings."""
     dice = random.Random(0)
     rates = [10 ** (-5 + 4 * n / (count - 1)) for n in range(count)]
     return [
@@ -149,7 +149,7 @@ def test_better_is_said_where_the_paired_interval_shows_it_and_the_best_one_coll
 
 
 def test_the_difference_is_paired_by_seed():
-    """Worked by hand: differences 0.1, 0.2, 0.3 have mean 0.2, s = 0.1, t(2) = 4.3027."""
+    """By hand: the differences 0.1, 0.2, 0.3 have mean 0.2 and s = 0.1, and t(2) = 4.3027."""
     mean, low, high, n = seeds([0.1, 0.5, 0.2], [0.2, 0.7, 0.5]).difference
     assert (mean, low, high, n) == (
         pytest.approx(0.2),
@@ -230,7 +230,7 @@ def test_the_page_and_the_picture_show_every_trial_and_nothing_acts_on_them():
     assert page.count('<th scope="col">') == 4 + 5 + len(KNOBS)
     for knob in knobs_of(found):
         chart = knob_chart(found, knob)
-        assert chart.count("<title>") == len(told) - 1  # the failed one has no place on it
+        assert chart.count("<title>") == len(told) - 1  # the failed trial has no place on it
         assert "default" in chart
-    assert knob_chart(found, KNOBS[0]).count('class="band') == 1  # where trials collapse
+    assert knob_chart(found, KNOBS[0]).count('class="band') == 1  # marks the range where trials collapse
     assert picture(found).count("<svg") == 1 + len(KNOBS)

@@ -1,4 +1,4 @@
-"""Knobs: what can be written, what each may be turned to, and what is refused before anything runs."""
+"""Knobs: their syntax, their possible values, and what is refused before anything runs."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_settings_of_a_config_are_what_somebody_gave_and_load_to_the_same():
 
 
 def test_what_follows_another_setting_still_follows_it():
-    """dr_grpo's constant is sampling.max_completion_length unless given: it must not stay behind when that moves."""
+    """dr_grpo's constant equals sampling.max_completion_length unless given, so it must follow when that changes."""
     given = given_settings(load_config({**BASE, "algorithm": "dr_grpo"}))
     turned = load_config(with_values(given, {"sampling.max_completion_length": 30})).config
     assert value_at(turned, "algorithm.max_completion_length") == 30

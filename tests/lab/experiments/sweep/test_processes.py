@@ -1,4 +1,4 @@
-"""A sweep as a real process: killed in the middle and started again, it loses no trial; what it writes can be used."""
+"""A sweep as a real process: killed midway and started again, it loses no trial. Its output can be used."""
 
 from __future__ import annotations
 

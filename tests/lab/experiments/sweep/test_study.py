@@ -1,4 +1,4 @@
-"""Trials in a real study and real files: what is known of them survives whatever ends the process."""
+"""Trials in a real study with real files: their results survive any end of the process."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BASE = {
 
 
 class Stopped:
-    """A process that does what it is asked."""
+    """A process that obeys a request to stop."""
 
     asked = False
 
@@ -53,7 +53,7 @@ def tasks_in(folder: Path, study, trials: int, said: list[str] | None = None, ba
 
 
 def write_run(folder: Path, scores: list[float], *, ended: bool = True, n: int = 256, **error) -> None:
-    """The files of a run that measured these scores, the first before training."""
+    """Write the files of a run that measured these scores. The first score is from before training."""
     folder.mkdir(parents=True, exist_ok=True)
     events = [
         {
@@ -173,7 +173,7 @@ def test_the_median_is_of_as_few_trials_as_rarely_stop_one_of_the_best_quarter()
     normal = statistics.NormalDist()
 
     def stopped(others: int) -> float:
-        """Share of the best quarter below the median of so many others."""
+        """Return the share of the best quarter that is below the median of `others` trials."""
         scores = (normal.inv_cdf(dice.uniform(0.75, 1.0)) for _ in range(times))
         return sum(score < statistics.median(dice.gauss() for _ in range(others)) for score in scores) / times
 
@@ -286,7 +286,7 @@ def test_a_record_is_plain(tmp_path):
 
 
 def test_fewer_steps_shorten_the_warm_up_that_the_config_asks_for():
-    """`sweep config.yaml train.steps=8` of a project of `init`, which warms up for 10 of 100 steps."""
+    """`sweep config.yaml train.steps=8` on a project of `init`, which warms up for 10 of 100 steps."""
     base = BASE | {"train": {"steps": 100, "warmup_steps": 10}}
     knobs = ["train.learning_rate=log(1e-5,1e-2)"]
     for overrides, steps, warmup in (
