@@ -266,7 +266,9 @@ def test_engines_join_a_run_that_has_sampled_by_itself_and_leave_it_when_nothing
 def test_a_run_that_was_ahead_keeps_its_engines(place):
     """What it trained is not the beginning of the data: without engines, prompts would come twice and never."""
     state = {"version": 2, "finished": [9], "in_flight": [{"group": 7}]}
-    with pytest.raises(ConfigError, match=r"rollout\.engines = 0, but 2 groups of the checkpoint were waiting or running"):
+    with pytest.raises(
+        ConfigError, match=r"rollout\.engines = 0, but 2 groups of the checkpoint were waiting or running"
+    ):
         refuse_a_lead(state, prompts_per_step=4)
     refuse_a_lead({"version": 2, "finished": [], "in_flight": [{"group": 8}]}, prompts_per_step=4)
 
