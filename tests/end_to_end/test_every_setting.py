@@ -629,7 +629,7 @@ CASES = [
     Case(
         "distillation.divergence",
         "forward_kl",
-        refused="ConfigError: algorithm: divergence = 'forward_kl', which sampled tokens cannot teach",
+        refused="ConfigError: algorithm: divergence = 'forward_kl', which sampled tokens cannot minimise",
         given=BY_ANOTHER,
     ),
     Case("ppo.clip_low", 0.1, "weights", given=CLIPPED),
