@@ -30,6 +30,10 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("reproducible")
 
 
+LESS_OFTEN = (20_000, 20, 20)
+"""Thresholds of the garbage collector. With Python's own it takes every fortieth second of the tests."""
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden runs anew (tests/golden)")
 
@@ -48,6 +52,7 @@ def pytest_collection(session: pytest.Session) -> Generator[None, object, object
             import_a_share(session.config)
         collected = yield
     gc.freeze()
+    gc.set_threshold(*LESS_OFTEN)
     return collected
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import importlib
+import linecache
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ def test_the_examples_of_a_package_hold(package: str):
             module = importlib.import_module(
                 ".".join(("posttrain", *place.with_suffix("").parts)).removesuffix(".__init__")
             )
+            linecache.clearcache()  # each example asks for every file in it whether it has changed
             found = doctest.testmod(module, optionflags=doctest.ELLIPSIS)
             assert not found.failed, f"{place}: python -m doctest shows what differs"
             tried += found.attempted
