@@ -235,7 +235,7 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path):
     write(tmp_path, YAML, "gsm8k.yaml")
     with pytest.raises(ConfigError, match=r"gms8k.yaml does not exist.*\n  Did you mean .*gsm8k.yaml\?"):
         load_config(tmp_path / "gms8k.yaml")
-    with pytest.raises(ConfigError, match=r"does not exist; allowed: an existing file.\n  It is looked for from"):
+    with pytest.raises(ConfigError, match=r"does not exist; allowed: an existing file.\n  Relative paths start at"):
         load_config(tmp_path / "elsewhere" / "run.yaml")
 
 
@@ -948,7 +948,7 @@ BROKEN = {
     ),
     "_the_run_has_a_folder": (
         ["output=https://host/runs/first"],
-        "output = https://host/runs/first: https:// is no storage that holds a run; allowed: a folder, or a URL that "
+        "output = https://host/runs/first: https:// is not a storage for runs; allowed: a folder, or a URL that "
         "begins with s3://, gs://, az://, file://.",
     ),
     "_shared_gpus_are_used_in_turns": (
