@@ -183,13 +183,13 @@ def _memory(plan: Plan) -> list[str]:
     peak = plan.memory.peak
     parts = sorted(peak.parts, key=lambda part: -part.bytes)
     largest = ", ".join(f"{size(part.bytes)} {part.role} {part.what}" for part in parts[:5])
-    moment = f" at the {peak.moment}" if peak.moment else ""
+    moment = f", at the {peak.moment}" if peak.moment else ""
     factor = plan.hardware.memory_factor
     if factor != 1.0:
         head += f", with inexact parts times {factor:.2f}, as measured"
     if (main := plan.main_memory) is not None:
         alone.append(f"main memory of a machine {main.sentence()} (±{main.error:.0%})")
-    return [head, *alone, *rows, f"largest parts at the peak, while it {_doing(peak.name)}{moment}: {largest}"]
+    return [head, *alone, *rows, f"peak while it {_doing(peak.name)}{moment}: {largest}"]
 
 
 def _on_one_device(plan: Plan) -> str:
@@ -211,7 +211,7 @@ def _phase(phase: Phase, whole: int) -> str:
 def _changes(plan: Plan) -> list[str]:
     if plan.fits:
         return []
-    elsewhere = [f"with these settings it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
+    elsewhere = [f"without changes, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
     if not plan.changes:
         return ["no settings make it fit here: use a smaller model, or more memory", *elsewhere]
     told = [f"{c.command}: {size(c.bytes)}{_a_step(c)}; {', '.join(c.costs)}" for c in plan.changes]
