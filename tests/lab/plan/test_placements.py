@@ -90,9 +90,7 @@ def test_the_plan_takes_what_the_run_takes():
 def test_the_plan_says_both():
     plan = planned()
     text = " ".join(plan.render().split())
-    assert (
-        "Server vLLM takes 3.2 GiB: weights 1.2 GiB, KV cache 48 MiB (for up to 8 rows), overhead 2.0 GiB" in text
-    )
+    assert "Server vLLM takes 3.2 GiB: weights 1.2 GiB, KV cache 48 MiB (for up to 8 rows), overhead 2.0 GiB" in text
     assert "shared (one GPU, in turns) fits: yes" in text
     assert "steps an hour; chosen beside (a GPU each) fits: yes" in text
     told = plan.to_json()["placements"]
