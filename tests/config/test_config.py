@@ -235,7 +235,7 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path):
     write(tmp_path, YAML, "gsm8k.yaml")
     with pytest.raises(ConfigError, match=r"gms8k.yaml does not exist.*\n  Did you mean .*gsm8k.yaml\?"):
         load_config(tmp_path / "gms8k.yaml")
-    with pytest.raises(ConfigError, match=r"does not exist; allowed: an existing file.\n  It is looked for from"):
+    with pytest.raises(ConfigError, match=r"does not exist; allowed: an existing file.\n  Relative paths start at"):
         load_config(tmp_path / "elsewhere" / "run.yaml")
 
 
@@ -528,7 +528,7 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
         ("rewards=[{name: a, function: b}]", "rewards.0: both name and function are set"),
         (
             "lora=true",
-            "lora = true .*; allowed: a section .*or null.\n  Write its settings below lora, or lora = {} for all",
+            "lora = true .*; allowed: a section .*or null.\n  Write its settings below lora, or set lora = {} for all",
         ),
         ("lora.target_modules=[]", r"lora.target_modules = \[\] .*; allowed: all-linear or a list"),
         ("sampling=null", "sampling = null .*; allowed: a section .group_size"),
@@ -596,8 +596,8 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("presett=smoke", "Did you mean preset?"),
         ("samplng={}", "Did you mean sampling?"),
         ("rewards.0.func=x", "Did you mean rewards.function?"),
-        ("rewards.0.sandbox=landlock", "stands in its settings: settings: {sandbox: landlock}"),
-        ("rewards.0.max_length=9", "stands in its settings: settings: {max_length: 9}"),
+        ("rewards.0.sandbox=landlock", "under its key settings: settings: {sandbox: landlock}"),
+        ("rewards.0.max_length=9", "under its key settings: settings: {max_length: 9}"),
         ("overlong_buffer_len=9", "OpenRLHF's overlong_buffer_len is rewards here ({name: soft_overlong"),
         ("stop_properly_penalty_coef=0", "is rewards here ({name: finished}"),
         ("algorithm.clip_hgih=1", "Did you mean algorithm.clip_high?"),
@@ -608,7 +608,7 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         # TRL
         ("num_generations=8", "TRL's num_generations is sampling.group_size here. Set sampling.group_size = 8."),
         ("sampling.num_generations=8", "TRL's num_generations is sampling.group_size here."),
-        ("epsilon=0.1", "TRL's epsilon is algorithm.clip_low here (algorithm.clip_high is the other side)."),
+        ("epsilon=0.1", "TRL's epsilon is algorithm.clip_low here (algorithm.clip_high limits the other side)."),
         (
             "algorithm.epsilon_high=0.28",
             "TRL's epsilon_high is algorithm.clip_high here. Set algorithm.clip_high = 0.28.",
@@ -618,14 +618,14 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("max_completion_length=9", "TRL's max_completion_length is sampling.max_completion_length here."),
         (
             "per_device_train_batch_size=8",
-            "posttrain has no device batch size: say train.prompts_per_step; "
+            "posttrain has no device batch size: set train.prompts_per_step; "
             "micro-batches are derived from train.tokens_per_microbatch.",
         ),
         ("train.gradient_accumulation_steps=2", "posttrain has no accumulation steps"),
         ("num_train_epochs=3", "posttrain counts optimizer steps"),
         ("max_steps=10", "TRL's max_steps is train.steps here. Set train.steps = 10."),
         ("warmup_ratio=0.1", "is train.warmup_steps here (counted in steps: the ratio times train.steps)."),
-        ("vllm_gpu_memory_utilization=0.3", "Where answers are sampled is said by rollout.engine"),
+        ("vllm_gpu_memory_utilization=0.3", "Set rollout.engine, rollout.engines and rollout.placement"),
         ("bf16=true", "model.precision here (auto, float32 or bfloat16)."),
         ("lora.r=8", "lora.r is lora.rank here."),
         ("lora_alpha=8", "TRL's lora_alpha is lora.alpha here."),
@@ -694,7 +694,7 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
         ("dpo", "beta=0.2", "beta is algorithm.beta here. Set algorithm.beta = 0.2."),
         ("ipo", "beta=0.2", "beta is algorithm.tau here. Set algorithm.tau = 0.2."),
         ("ipo", "algorithm.beta=0.2", "beta is algorithm.tau here. Set algorithm.tau = 0.2."),
-        ("dpo", "loss_type=sigmoid_norm", "of preferences sigmoid is dpo, sigmoid_norm length_normalized_dpo, "),
+        ("dpo", "loss_type=sigmoid_norm", "for preferences sigmoid is dpo, sigmoid_norm length_normalized_dpo, "),
         (
             "dpo",
             "label_smoothing=0.1",
@@ -703,7 +703,7 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
         (
             "dpo",
             "max_length=1024",
-            "data.max_length here (of given answers; longer rows are dropped and counted, never",
+            "data.max_length here (for given answers; longer rows are dropped and counted, never",
         ),
         ("dpo", "max_prompt_length=512", "Set data.max_prompt_length = 512."),
         ("dpo", "truncation_mode=keep_end", "Rows longer than data.max_length are dropped and counted, never cut."),
@@ -713,12 +713,12 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
             "ref_model_init_kwargs={}",
             "ref_model_init_kwargs is reference here (a section: path, revision, trust",
         ),
-        ("dpo", "sync_ref_model=true", "rounds with a new reference each are stages of a pipeline."),
-        ("dpo", "ref_model_mixup_alpha=0.6", "rounds with a new reference each are stages of a pipeline."),
+        ("dpo", "sync_ref_model=true", "for a new reference in each round, use stages of a pipeline."),
+        ("dpo", "ref_model_mixup_alpha=0.6", "for a new reference in each round, use stages of a pipeline."),
         ("dpo", "f_divergence_type=js_divergence", "algorithm.divergence here (reverse_kl, forward_kl, jensen_shannon"),
         ("dpo", "ld_alpha=0.5", "Set algorithm.tail_weight = 0.5."),
         ("dpo", "use_weighting=true", "WPO's weights are not offered."),
-        ("dpo", "loss_weights=[1, 2]", "A run has one loss; rpo, dpop and cpo are those that add a likelihood term"),
+        ("dpo", "loss_weights=[1, 2]", "A run has one loss; rpo, dpop and cpo add a likelihood term"),
         ("discopop", "discopop_tau=0.1", "Set algorithm.tau = 0.1."),
         ("rpo", "rpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
         ("cpo", "cpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
@@ -729,13 +729,25 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
         ),
         ("kto", "desirable_weight=1.2", "Set algorithm.desirable_weight = 1.2."),
         ("kto", "train_sampling_strategy=sequential", "Rows are always shuffled, by seed."),
-        ("orpo", "generate_during_eval=true", "Given answers are also what is measured on; posttrain eval samples."),
+        (
+            "orpo",
+            "generate_during_eval=true",
+            "Runs on given answers are also measured on given answers; posttrain eval samples.",
+        ),
         ("sft", "packing=true", "Rows are always packed, without padding tokens."),
         ("sft", "padding_free=true", "Rows are always packed, without padding tokens."),
-        ("sft", "completion_only_loss=true", "Of a prompt with a completion only the completion is trained, of text"),
-        ("sft", "assistant_only_loss=true", "only the assistant's turns are ever trained; data.train_on = last"),
+        ("sft", "completion_only_loss=true", "Rows with a prompt and a completion train only the completion; rows of"),
+        (
+            "sft",
+            "assistant_only_loss=true",
+            "Conversations always train only the assistant's turns; data.train_on = last",
+        ),
         ("sft", "neftune_noise_alpha=5", "No noise is added to embeddings"),
-        ("sft", "dataset_text_field=text", "Columns are recognised; posttrain data check shows how they are read"),
+        (
+            "sft",
+            "dataset_text_field=text",
+            "Columns are recognised automatically; posttrain data check shows how they are read",
+        ),
         ("sft", "chat_template_path=a.jinja", "Set model.chat_template = a.jinja."),
         ("sft", "num_train_epochs=3", "posttrain counts optimizer steps"),
         ("sft", "per_device_train_batch_size=8", "posttrain has no device batch size"),
@@ -743,17 +755,21 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
         ("process_reward_model", "step_separator=x", "Set algorithm.separator = x."),
         # OpenRLHF
         ("dpo", "ref_pretrain=m", "OpenRLHF's ref_pretrain is reference.path here. Set reference.path = m."),
-        ("dpo", "ref_offload=true", "No reference model is in memory while given answers are trained on."),
-        ("dpo", "ipo=true", "is algorithm.name here (ipo; the preset openrlhf-ipo has log-ratios summed"),
+        ("dpo", "ref_offload=true", "No reference model is in memory during training on given answers."),
+        ("dpo", "ipo=true", "is algorithm.name here (ipo; the preset openrlhf-ipo sums the log-ratios"),
         ("rpo", "nll_loss_coef=0.1", "Set algorithm.alpha = 0.1."),
         ("dpo", "max_len=2048", "Set data.max_length = 2048."),
-        ("dpo", "chosen_key=better", "Columns are recognised; posttrain data check shows how they are read"),
-        ("dpo", "max_epochs=1", "of given answers train.steps counts"),
-        ("dpo", "train_batch_size=128", "of given answers it is train.prompts_per_step"),
+        (
+            "dpo",
+            "chosen_key=better",
+            "Columns are recognised automatically; posttrain data check shows how they are read",
+        ),
+        ("dpo", "max_epochs=1", "for given answers set train.steps"),
+        ("dpo", "train_batch_size=128", "for given answers it is train.prompts_per_step"),
         (
             "sft",
             "multiturn=true",
-            "Of conversations every answer is trained, or with data.train_on = last the last one",
+            "Conversations train every answer, or only the last one with data.train_on = last",
         ),
         ("reward_model", "margin_loss=true", "algorithm.margin here (data for true; a setting of reward_model)."),
     ],
@@ -948,7 +964,7 @@ BROKEN = {
     ),
     "_the_run_has_a_folder": (
         ["output=https://host/runs/first"],
-        "output = https://host/runs/first: https:// is no storage that holds a run; allowed: a folder, or a URL that "
+        "output = https://host/runs/first: https:// is not a storage for runs; allowed: a folder, or a URL that "
         "begins with s3://, gs://, az://, file://.",
     ),
     "_shared_gpus_are_used_in_turns": (
@@ -1261,7 +1277,7 @@ def test_a_preset_with_an_algorithm_does_not_mix_with_another_one(name):
     assert refusal(mixed).startswith(
         f"preset {name} stands for algorithm {own.pop('name')} with settings of its own, but the configuration names"
     )
-    assert "Leave one of the two out" in refusal(mixed)
+    assert "Remove one of the two" in refusal(mixed)
     changed, kept = ("kl_coef", "clip_low") if "kl_coef" in own else (next(iter(own)), list(own)[-1])
     resolved = load_config(beside(name) | {"train": {"steps": 1}}, [f"algorithm.{changed}=0.07"])
     assert resolved.config.algorithm.settings[changed] == 0.07

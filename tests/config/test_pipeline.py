@@ -173,7 +173,7 @@ def test_settings_of_the_pipeline_and_python_mappings():
         ),
         (with_stage(2, model="sft"), r"model\.path = sft, which is the name of an earlier stage"),
         (with_stage(2, rewards=[{"model": "stage:sft"}]), "that stage trains a policy, which gives no score"),
-        (with_stage(2, model="stage:judge"), "that stage trains a model that scores, and writes nothing"),
+        (with_stage(2, model="stage:judge"), "that stage trains a model that gives scores, not text"),
         (with_stage(0, data={"train": "stage:judge"}), r"data\.train = 'stage:judge'; allowed: stage:NAME in model"),
         (with_stage(2, data={"part": "3/2"}), r"part = '3/2'; allowed: k/n, the k-th of n parts"),
         (pipeline(data={"trian": "x"}), r"stages sft, judge, grpo-1, grpo-2: data\.trian = x is not a setting"),

@@ -658,12 +658,12 @@ def test_a_full_disk_there_leaves_the_older_checkpoint_whole_and_is_made_up_for(
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("memory://run", "memory:// is no storage that holds a run"),
-        ("https://host/run", "https:// is no storage that holds a run"),
+        ("memory://run", "memory:// is not a storage for runs"),
+        ("https://host/run", "https:// is not a storage for runs"),
         ("s3://bucket", "which names no folder"),
         ("file://runs/first", "which names no folder"),
         ("s3://bucket/../run", "which names no folder"),
-        ("s3://bucket/run?versionId=1", "which holds more than the address of a folder"),
+        ("s3://bucket/run?versionId=1", "which is more than the address of a folder"),
     ],
 )
 def test_what_is_no_place_for_a_run_is_refused(url, said):

@@ -194,7 +194,7 @@ class Unhashable(GRPO):
 
 
 def test_what_an_algorithm_says_of_itself_is_held_against_it():
-    with pytest.raises(AssertionError, match="nothing changes with nothing"):
+    with pytest.raises(AssertionError, match="no value changes anything for nothing"):
         algorithm_checks(Dead)["every setting changes something"]()
     with pytest.raises(AssertionError, match="no docstring under the settings nothing"):
         algorithm_checks(Silent)["the card is complete"]()

@@ -1,4 +1,4 @@
-"""All algorithms, by the names that configs use. A new algorithm takes a file, a test and two lines here.
+"""All algorithms, by the names that configs use. A new algorithm needs a file, a test and two lines here.
 
 Algorithms are imported lazily: `posttrain explain grpo` reads one file and not sixty.
 """

@@ -5,8 +5,8 @@
     M_i = 0 where A_i < 0 and mean_t (sampling_logprobs - logprobs) > max_negative_divergence, else 1
     L   = -M_i min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL(policy, reference)
 
-Mean over the tokens of a completion, then over completions. A completion that M drops keeps its KL term and its place
-in the denominator. If the sampler reports no log-probabilities, M uses old_logprobs.
+Mean over the tokens of a completion, then over completions. A completion that M drops keeps its KL term and still
+counts in the denominator. If the sampler reports no log-probabilities, M uses old_logprobs.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Mean over all tokens of the step. Its expected gradient equals the gradient of the reverse KL(student || teacher) at
 each position, over the prefixes that the student samples. With clip_low and clip_high the token ratio is clipped as
-in PPO, which only several updates per batch require. Rewards are optional: if there are any, they are logged.
+in PPO, which is needed only with several updates per batch. Rewards are optional: if there are any, they are logged.
 """
 
 from __future__ import annotations

@@ -6,8 +6,9 @@
     M   = 0 where A > 0, p > p_old and D > divergence_high, or A <= 0, p < p_old and D > divergence_low; else 1
     L   = -sg[min(rho, max_ratio) M] A logprobs                   rho = exp(logprobs - old_logprobs)
 
-Mean over all tokens of the step. A ratio says little about how far a distribution has moved: from 1e-5 to 1e-3 it is
-100 with nearly no change, from 0.99 to 0.8 it is 0.8 with a large one. So DPPO bounds the probability, not the ratio.
+Mean over all tokens of the step. A ratio says little about how far a distribution has moved. If a probability rises
+from 1e-5 to 1e-3, the ratio is 100, but little has changed. If it falls from 0.99 to 0.8, the ratio is 0.8, but much
+has changed. So DPPO bounds the change of the probability, not the ratio.
 """
 
 from __future__ import annotations

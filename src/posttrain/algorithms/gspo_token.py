@@ -5,7 +5,7 @@
     L_it = -min(s_it A_it, clip(s_it, 1 - clip_low, 1 + clip_high) A_it)
 
 Mean over the tokens of a completion, then over completions. The value of s_it is s_i for every token, so that a
-completion is clipped as a whole. The gradient of s_it is that of the token alone. With one advantage per completion,
+completion is clipped as a whole. Only token t contributes to the gradient of s_it. With one advantage per completion,
 as here, the loss equals GSPO in value and gradient; in addition, a caller may pass other advantages per token.
 """
 

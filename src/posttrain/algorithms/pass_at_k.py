@@ -7,7 +7,7 @@
     L     = -min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A),  ratio = exp(logprobs - old_logprobs) per token
 
 Mean over all tokens of the step. The advantage of an answer is an exact average over all subsets of k answers that
-contain it. The reward of a subset is that of its best answer, normalised. No subsets are sampled.
+contain it. The reward of a subset is the reward of its best answer, normalised. No subsets are sampled.
 """
 
 from __future__ import annotations

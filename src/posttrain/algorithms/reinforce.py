@@ -6,7 +6,7 @@
 
 Sum over the tokens of a completion, mean over completions. The baseline b is 0, the mean reward of the batch, or a
 moving average of the mean rewards of *earlier* batches. With clip_low and clip_high the token ratio is clipped as in
-PPO, which only several updates per batch require.
+PPO, which is needed only with several updates per batch.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
     L    = -A_i * sum_t logprobs
 
 Sum over the tokens of a completion, mean over completions. With clip_low and clip_high the sequence ratio
-q = exp(sum_t (logprobs - old_logprobs)) is clipped as in PPO, which only several updates per batch require.
+q = exp(sum_t (logprobs - old_logprobs)) is clipped as in PPO, which is needed only with several updates per batch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From files, overrides and Python values to a configuration with the origin of each value, or to all that is wrong.
+"""Combines files, overrides and Python values into a configuration with the origin of each value, or lists all errors.
 
     load_config("run.yaml", ["train.learning_rate=1e-6"])  ->  Resolved(config, origins)
 
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
 DERIVED: Mapping[Steps, Callable[[RunConfig], tuple[Any, str]]] = {
     ("algorithm", "max_completion_length"): lambda config: config.most_drawn
 }
-"""Settings that are null unless given, and what they then follow, with the settings that it comes from."""
+"""Settings that are derived from others if null -> the function that returns the value and the names of its sources."""
 COMMAND_LINE, CALLER = "command line", "caller"
 
 Check = Callable[[RunConfig], object]
-"""Raises a PosttrainError for a configuration that it refuses."""
+"""Function that raises a PosttrainError to refuse a configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +64,7 @@ class Resolved:
     origins: Mapping[str, str]
     """Dotted path -> "default", "preset:NAME", "file:PATH", "command line", "caller" (Python) or "derived: PATH"."""
     places: Places | None = None
-    """Where exactly a value was given, for the words of an error."""
+    """Exact places of the values, for error messages."""
 
 
 @dataclass(kw_only=True)
@@ -72,14 +72,14 @@ class Layers:
     """The values given so far. Later values replace earlier ones."""
 
     expand: Callable[[str, Any], Any] = expand
-    """(section, value) -> the value, written out if it was a shorthand for a section."""
+    """(section, value) -> the value, expanded if it is shorthand for a section."""
     tree: dict[str, Any] = field(default_factory=dict)
     origins: dict[Steps, str] = field(default_factory=dict)
-    """Steps of each leaf of `tree` -> who gave it."""
+    """Path of each leaf of `tree` -> its origin."""
 
     def put(self, path: Steps, value: Any, origin: str) -> None:
-        """Mappings are merged key by key, everything else replaces what was there."""
-        if len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)):  # a section, or an entry of a list of them
+        """Set the value at a path. A mapping is merged key by key; any other value replaces the old one."""
+        if len(path) == 1 or (len(path) == 2 and isinstance(path[1], int)):  # a section, or an entry of a section list
             value = self.expand(str(path[0]), value)
         below = self.at(path)
         merges = isinstance(value, Mapping) and not isinstance(below, list) and (value or isinstance(below, dict))
@@ -102,7 +102,7 @@ class Layers:
     def _replace(self, path: Steps, value: Any, origin: str) -> None:
         node: Any = self.tree
         for depth, step in enumerate(path[:-1], 1):
-            if not isinstance(self.at(path[:depth]), (dict, list)):  # a setting below null or a scalar: a section now
+            if not isinstance(self.at(path[:depth]), (dict, list)):  # null or a scalar becomes a section here
                 stands_for, giver = written_out(path[:depth], self.at(path[:depth])), self.source(path[:depth])
                 self._forget(path[:depth])
                 node[step] = copy.deepcopy(stands_for)
@@ -117,7 +117,7 @@ class Layers:
         self.origins = {p: origin for p, origin in self.origins.items() if p[: len(path)] != path}
 
     def locate(self, key: str, walker: Walker) -> Steps:
-        """The path that the dotted key of an override names: kebab-case is allowed, list entries go by position."""
+        """Return the path for the dotted key of an override. Kebab-case is allowed; list entries go by position."""
         path: Steps = ()
         node = walker.root
         for name in key.split("."):
@@ -130,7 +130,7 @@ class Layers:
         return path
 
     def source(self, path: Steps) -> str:
-        """Who gave the value at a path, or something in it, or the section that it stands in; "" for a default."""
+        """Return the origin of the value at a path, or of a value in it, or of its section; "" for a default."""
         inside = next((origin for p, origin in self.origins.items() if p[: len(path)] == path), "")
         return inside or (self.source(path[:-1]) if len(path) > 1 else "")
 
@@ -141,24 +141,24 @@ def _position(name: str, entries: list[Any], key: str) -> int:
     raise ConfigError(
         given=f"{key}: there is no entry {name!r} in this list",
         allowed=f"0 to {len(entries) - 1}" if entries else "an entry of a list that is not empty",
-        fix="Entries are counted from 0; to add one, give the whole list: rewards=[{name: math}].",
+        fix="Entries are counted from 0. To add an entry, give the whole list: rewards=[{name: math}].",
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where exactly the settings of a configuration were given, for the words of an error."""
+    """The exact places of the settings of a configuration, for error messages."""
 
     where: str
-    """The file, or words for a mapping."""
+    """Path of the file, or a description of a mapping."""
     layers: Layers
     at: Steps = ()
-    """Where in the file the settings stand: those of a stage, in the file of a pipeline."""
+    """Path of the settings in the file, such as the path of a stage in a pipeline file."""
     arguments: dict[str, Steps] = field(default_factory=dict)
-    """Argument of the command line -> the path whose value it gave."""
+    """Command-line argument -> path of the setting that it gave."""
 
     def of(self, path: Steps) -> str:
-        """`run.yaml, line 7`, or `argument train.steps=x`; empty for a default, or what Python gave."""
+        """Return `run.yaml, line 7` or `argument train.steps=x`; empty for a default or a value from Python."""
         origin = self.layers.source(path)
         if origin == COMMAND_LINE:
             given = [text for text, key in self.arguments.items() if key[: len(path)] == path[: len(key)]]
@@ -170,10 +170,10 @@ class Places:
         return f"{file}, line {line}" if line else file
 
     def named_in(self, error: PosttrainError) -> str:
-        """The place of the first setting that an error speaks of, among those that were given."""
+        """Return the place of the first given setting that an error mentions."""
         for name in re.findall(r"[a-z_]+(?:\.[a-z0-9_]+)*", error.given):
             path = tuple(int(step) if step.isdecimal() else step for step in name.split("."))
-            near = path if self.layers.at(path) is not None else path[:-1]  # rewards.name is said of each of rewards
+            near = path if self.layers.at(path) is not None else path[:-1]  # rewards.name concerns each entry
             if near and self.layers.at(near) is not None and (place := self.of(near)):
                 return place
         return ""
@@ -188,13 +188,13 @@ def load_config(
     at: Steps = (),
     checks: Iterable[Check] = (),
 ) -> Resolved:
-    """The configuration of a run, from a YAML or TOML file (or a mapping, or a RunConfig) and overrides.
+    """Return the configuration of a run, from a YAML or TOML file (or a mapping, or a RunConfig) and overrides.
 
     Overrides are `a.b=value` with the value read as YAML, or a mapping with nested or dotted keys. Mappings are merged
-    key by key, lists are replaced as a whole or changed by position (`rewards.0.weight=0.5`). `shared` are settings
-    below those of the source, as the stages of a pipeline have them; `origin` says where a mapping was read, and `at`
-    where in that file. Raises ConfigError with everything that is wrong at once: beside wrong settings also the rules
-    and the `checks` that the right ones break. A configuration without wrong settings is for `check` to judge.
+    key by key; lists are replaced as a whole or changed by position (`rewards.0.weight=0.5`). `shared` has settings
+    that the source overrides, as in the stages of a pipeline. `origin` names the file of a mapping, and `at` the path
+    in that file. If any setting is wrong, raises one ConfigError with all problems, including the rules and `checks`
+    that the valid settings break. If none is wrong, it does not run the rules: call `check` for that.
     """
     given, found_in = _read(source)
     layers, told = Layers(), _Told()
@@ -223,8 +223,8 @@ def load_config(
 
 
 def check(config: RunConfig | Resolved, *more: Check) -> None:
-    """The rules that span parts, and `more` that needs other parts of the library; raises ConfigError with all that is
-    broken, before any model is loaded."""
+    """Check the rules that span sections, and `more` checks that need other packages. Raise ConfigError with every
+    rule that is broken, before any model is loaded."""
     places = config.places if isinstance(config, Resolved) else None
     errors = _broken(config.config if isinstance(config, Resolved) else config, more)
     if len(errors) == 1 and places is None:
@@ -235,7 +235,7 @@ def check(config: RunConfig | Resolved, *more: Check) -> None:
 
 
 def check_over(config: RunConfig, size: int) -> None:
-    """Raises ConfigError for what so many ranks cannot do, also where `train.devices` leaves the number open."""
+    """Raise ConfigError for what `size` ranks cannot do, even if `train.devices` leaves the number open."""
     check(config.model_copy(update={"train": config.train.model_copy(update={"devices": size})}))
 
 
@@ -261,7 +261,7 @@ class _Told:
 
     @contextmanager
     def gathering(self, argument: str = "") -> Iterator[None]:
-        """Errors raised inside are reported together with the others."""
+        """Collect a ConfigError raised in the block, to report it with the others."""
         try:
             yield
         except ConfigError as error:
@@ -285,7 +285,7 @@ def _read(source: str | PathLike[str] | Mapping[str, Any] | RunConfig) -> tuple[
 
 
 def _read_overrides(overrides: Sequence[str] | Mapping[str, Any], told: _Told) -> Iterator[tuple[str, Any, str]]:
-    """(dotted key, value, the argument as it stands on the command line), in their order."""
+    """Yield (dotted key, value, command-line argument) in the given order."""
     if isinstance(overrides, Mapping):
         yield from ((str(key), _plain(usable(value, str(key))), "") for key, value in overrides.items())
         return
@@ -295,7 +295,7 @@ def _read_overrides(overrides: Sequence[str] | Mapping[str, Any], told: _Told) -
 
 
 def _plain(value: Any) -> Any:
-    """Python values as they would stand in a file; of a model only what was set."""
+    """Return Python values as a file would hold them. A pydantic model gives only the fields that were set."""
     if isinstance(value, AlgorithmConfig):
         defaults = complete_algorithm({"name": value.name})
         return {k: v for k, v in value.model_dump().items() if k == "name" or v != defaults[k]}
@@ -321,7 +321,7 @@ def _known_preset(name: Any, told: _Told) -> str:
 
 
 def _refuse_covered(preset: str, layers: Layers) -> None:
-    """A preset stands below the file: asked for on the command line, it must not silently do nothing."""
+    """Raise ConfigError if the file overrides values of a preset that was given on the command line."""
     values = leaves(PRESETS[preset]) if preset else ()
     covered = [(path, value) for path, value in values if layers.at(path) != value]
     if covered:
@@ -334,7 +334,7 @@ def _refuse_covered(preset: str, layers: Layers) -> None:
 
 
 def _refuse_another_algorithm(preset: str, layers: Layers) -> None:
-    """The settings of a preset's algorithm must not end up under the name of another one."""
+    """Raise ConfigError if the preset's algorithm settings would apply to a different algorithm."""
     path = ("algorithm", "name")
     own, named = PRESETS.get(preset, {}).get("algorithm", {}).get("name"), layers.at(path)
     if own is not None and named != own:
@@ -342,8 +342,7 @@ def _refuse_another_algorithm(preset: str, layers: Layers) -> None:
             given=f"preset {preset} stands for algorithm {own} with settings of its own, but "
             f"{_named(layers.source(path))} names algorithm {show(named)}",
             allowed=f"the preset, or algorithm.name = {show(named)}",
-            fix="Leave one of the two out. Beside the preset you can still set single settings: "
-            "algorithm.kl_coef=0.01.",
+            fix="Remove one of the two. With the preset you can still change single settings: algorithm.kl_coef=0.01.",
         )
 
 
@@ -375,15 +374,15 @@ def _was_redacted(path: Steps) -> Problem:
     return Problem(
         path=path,
         given=f"{name} held a secret, which was not saved",
-        allowed="the value itself",
+        allowed="the secret value",
         fix=f"Let the function read it from an environment variable, or give it again: {name}=...",
     )
 
 
 def _broken_beside(problems: Sequence[Problem], tree: Any, checks: Iterable[Check]) -> list[PosttrainError]:
-    """The rules that a configuration breaks beside its wrong settings; none that a wrong setting may have to do with.
+    """Return the rules that a configuration breaks in addition to its wrong settings, except rules that mention these.
 
-    Wrong settings are left out for that, and missing ones are those of the documentation's examples.
+    The rules are checked without the wrong settings. Missing settings take the values of the documentation's examples.
     """
     if any(problem.path[:1] == ("algorithm",) and problem.path[1:] in ((), ("name",)) for problem in problems):
         return []
@@ -409,10 +408,10 @@ def _broken_beside(problems: Sequence[Problem], tree: Any, checks: Iterable[Chec
 
 
 def reward_model_config(config: RunConfig, folder: Path) -> Resolved:
-    """The configuration of the run that trains the reward model of the run in `folder`.
+    """Return the configuration of the run that trains the reward model for the run in `folder`.
 
-    Its defaults are the model and the seed of that run and the algorithm reward_model. Raises ConfigError, with the
-    name of the section, for what the section gets wrong.
+    Its defaults are the model and seed of that run, and the algorithm reward_model. Raises ConfigError with the name
+    of the section if the section is wrong.
     """
     given = config.reward_model or {}
     if placed := [name for name in ("output", REWARD_MODEL) if name in given]:
@@ -460,16 +459,16 @@ RULES = (*rules.RULES, _reward_model_can_be_trained)
 
 
 def to_yaml(resolved: Resolved) -> str:
-    """The complete configuration, each value with its origin behind it; it loads back to the same configuration.
+    """Return the complete configuration as YAML, with the origin of each value as a comment. It loads back the same.
 
-    Secrets in free-form settings are saved as <redacted>; such a file asks for them when it is loaded.
+    Secrets in free-form settings are saved as <redacted>. Loading such a file is an error that names them.
     """
     tree = saved_tree(resolved.config)
     return "# All settings of this run, each with where its value came from.\n" + write_tree(tree, resolved.origins)
 
 
 def saved_tree(config: RunConfig) -> dict[str, Any]:
-    """Every setting as it is saved: plain data, with secrets in free-form settings as <redacted>."""
+    """Return all settings as plain data for saving, with secrets in free-form settings as <redacted>."""
     tree = config.model_dump(mode="json")
     for reward in [*tree["rewards"], *tree["check"]]:
         reward["settings"] = redact(reward["settings"])

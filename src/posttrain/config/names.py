@@ -1,7 +1,7 @@
 """The names that other libraries use for our settings, and the message for an unknown key.
 
-names.yaml knows the names of TRL (and of the TrainingArguments under it), verl, OpenRLHF and those of AReaL's
-off-policy loss. Each leads to our key, or to a sentence that says why there is none.
+names.yaml has the names of TRL (including the TrainingArguments that it inherits), verl, OpenRLHF and AReaL's
+off-policy loss. Each name leads to our key, or to a sentence that says why there is none.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import yaml
 
 _FILE = Path(__file__).with_name("names.yaml")
 COMMON, FAMILIES, SAME = "Common", "families", "same"
-"""Sections of the file: names that belong to no project, beginnings of names, and names that our settings have, too."""
+"""Sections of the file: names of no single project, prefixes of names, and names that our settings share."""
 
 
 def nearest(name: str, names: Iterable[str]) -> str | None:
-    """The name that was probably meant: the same letters in another order before a letter that is another one.
+    """Return the name that was probably meant. Swapped letters are a better match than a different letter.
 
     >>> nearest("gpro", ["gspo", "grpo"])
     'grpo'
@@ -33,20 +33,20 @@ def nearest(name: str, names: Iterable[str]) -> str | None:
 
 @dataclass(frozen=True)
 class Ours:
-    """The setting of ours that does the same."""
+    """Our setting that does the same."""
 
     key: str
     note: str = ""
-    """What differs."""
+    """What differs from the foreign setting."""
     same_value: bool = True
-    """Can the value be taken over as it is?"""
+    """True if the value can be used unchanged."""
     values: Mapping[Any, Any] = field(default_factory=dict)
-    """Values of theirs that have another name here; null: treated as if not given."""
+    """Their value -> our value, where the names differ. null: as if the setting were not given."""
 
 
 @dataclass(frozen=True)
 class Nothing:
-    """There is no such setting here, and why."""
+    """The reason why we have no such setting."""
 
     reason: str
 
@@ -59,7 +59,7 @@ class ByAlgorithm:
     """Our key -> the algorithms that have it."""
 
     def under(self, own: Collection[str]) -> Ours | None:
-        """That of the chosen algorithm; None where none is chosen (`own` has those of all), or it has none of them."""
+        """Return the chosen algorithm's setting; None if it has none, or if no algorithm is chosen (`own` has all)."""
         here = [key for key in self.choices if key in own]
         return Ours(here[0]) if here and len(here) < len(self.choices) else None
 
@@ -73,7 +73,7 @@ Entry = Ours | Nothing | ByAlgorithm
 
 @dataclass(frozen=True)
 class Hint:
-    """The message about an unknown key: a sentence, and our key that it leads to (if any)."""
+    """The message about an unknown key: a sentence, and the key of ours that it names, if any."""
 
     text: str
     key: str = ""
@@ -85,12 +85,12 @@ def _told() -> Mapping[str, Any]:
 
 
 def foreign_values() -> Mapping[str, Mapping[str, str]]:
-    """Setting of ours -> what others call its values, and what does the same here."""
+    """Return our setting -> the other libraries' names of its values -> what to write here."""
     return _told()["values"]
 
 
 def value_of_ours(key: str, given: str) -> str:
-    """The sentence about a value that another library has; empty where nobody does.
+    """Return a sentence about a value that another library has; empty if none has it.
 
     >>> value_of_ours("algorithm.name", "geo_mean")
     'Here that is gmpo.'
@@ -101,7 +101,7 @@ def value_of_ours(key: str, given: str) -> str:
 
 @functools.cache
 def peers() -> Mapping[str, Mapping[str, Entry]]:
-    """Project -> its names, of names.yaml; read when a key is unknown, and never before."""
+    """Return project -> its names, from names.yaml. The first call reads the file."""
     projects = {name: names for name, names in _told().items() if name not in ("shared", "values", SAME)}
     return {project: _entries(names) for project, names in projects.items()}
 
@@ -112,12 +112,12 @@ def _entries(names: Mapping[str, Any]) -> dict[str, Entry]:
 
 @functools.cache
 def all_names(project: str) -> Mapping[str, Entry]:
-    """Every name of a project's settings that is known, those that settings of ours have, too, among them."""
+    """Return all known setting names of a project, including names that our settings share."""
     return {**_entries(_told()[SAME].get(project, {})), **peers()[project]}
 
 
 def entry_of(project: str, path: str) -> Entry | None:
-    """Our counterpart of the setting `path` of a project: found by the longest known end of its path, then by family.
+    """Return our counterpart of the setting `path` of a project: by the longest known suffix of its path, or by family.
 
     >>> entry_of("verl", "actor_rollout_ref.actor.optim.lr").key
     'train.learning_rate'
@@ -141,13 +141,13 @@ def read_entry(told: str | Mapping[str, Any]) -> Entry:
 
 
 def foreign_names() -> dict[str, Mapping[str, Entry]]:
-    """The same without the beginnings of names."""
+    """Return `peers()` without the prefixes of names."""
     return {project: names for project, names in peers().items() if project != FAMILIES}
 
 
 def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = ()) -> Hint:
-    """The message about the unknown key `path`, given as `value`. `known` are all existing dotted paths, and `own`
-    those that exist for the chosen algorithm.
+    """Return the message about the unknown key `path` with the value `value`. `known` has all existing dotted paths;
+    `own` has the paths that exist for the chosen algorithm.
 
     >>> suggest("train.num_generations", "8", ["sampling.group_size"]).text
     "TRL's num_generations is sampling.group_size here. Set sampling.group_size = 8."
@@ -174,7 +174,7 @@ def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = 
 
 
 def _bracketed(path: str, value: str) -> Hint | None:
-    """An element of a list, numbered as code numbers it.
+    """Return the message about a list element in brackets, as in code.
 
     >>> _bracketed("rewards[0].weight", "2").text
     'The elements of a list are numbered after a dot. Set rewards.0.weight = 2.'
@@ -186,7 +186,7 @@ def _bracketed(path: str, value: str) -> Hint | None:
 
 
 def foreign(path: str, value: str, own: Collection[str]) -> Hint | None:
-    """The foreign name that is the longest end of the path; all projects that have it are named."""
+    """Return the message about the longest suffix of the path that is a foreign name, and name all its projects."""
     parts = path.split(".")
     for start in range(len(parts)):
         name = ".".join(parts[start:])
@@ -197,7 +197,7 @@ def foreign(path: str, value: str, own: Collection[str]) -> Hint | None:
 
 
 def _without_section(name: str, value: str, own: Collection[str]) -> Hint | None:
-    """A nested foreign name that was written without its sections."""
+    """Return the message about a nested foreign name that was written without its sections."""
     found = [(p, names[key]) for p, names in foreign_names().items() for key in names if key.endswith(f".{name}")]
     return _say(name, found[:1], value, own) if found else None
 
@@ -211,7 +211,7 @@ def _say(name: str, found: list[tuple[str, Entry]], value: str, own: Collection[
     if isinstance(entry, ByAlgorithm):
         chosen = entry.under(own)
         if chosen is None:
-            return Hint(f"{subject} depends on the algorithm: {entry}. Write it beside algorithm.name.")
+            return Hint(f"{subject} depends on the algorithm: {entry}. Write it next to algorithm.name.")
         entry = chosen
     note = f" ({entry.note})" if entry.note else ""
     action = f" Set {entry.key} = {value}." if entry.same_value else ""
@@ -219,11 +219,11 @@ def _say(name: str, found: list[tuple[str, Entry]], value: str, own: Collection[
 
 
 _BESIDE = ("critic.", "reference.", "teacher.", "rewards.judge.", "check.judge.")
-"""Sections of other models; a name that stands elsewhere, too, means the policy's."""
+"""Sections of other models. If a name also exists elsewhere, the policy's setting is meant."""
 
 
 def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
-    """Our own key in the wrong section, or written with its section in one piece."""
+    """Return the message about a key of ours in the wrong section, or with a dot instead of two levels."""
     section, _, name = path.rpartition(".")
     found = [key for key in known if key.rpartition(".")[2] == name and key != path]
     found = [key for key in found if not key.startswith(_BESIDE)] or found
@@ -231,7 +231,7 @@ def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
         return Hint(f"Write it as two levels: {section}: {{{name}: {value}}}.", path)
     siblings = {key.rpartition(".")[2]: key for key in known if section and key.rpartition(".")[0] == section}
     near = [siblings[one] for one in difflib.get_close_matches(name, siblings, n=1, cutoff=0.9)] if found else []
-    if near:  # a letter is missing, or the section is another one
+    if near:  # either a letter is missing, or the section is wrong
         return Hint(f"Did you mean {' or '.join([*near, *found])}?")
     if len(found) == 1:
         home = found[0].rpartition(".")[0] or "the top level"
@@ -240,7 +240,7 @@ def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
 
 
 def _misspelt(path: str, value: str, known: list[str], own: Collection[str]) -> Hint | None:
-    """The nearest name: first among the neighbours, then among all our names, then among the foreign ones."""
+    """Return the message with the nearest name: in the same section, among all our names, or among foreign ones."""
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
     sections = {key.partition(".")[0]: key.partition(".")[0] for key in known} if not section else {}
@@ -255,12 +255,12 @@ def _misspelt(path: str, value: str, known: list[str], own: Collection[str]) -> 
 
 
 def _of_a_reward(path: str, value: str, known: list[str]) -> Hint | None:
-    """A setting of the reward itself, written beside its name: no misspelling of what may stand there."""
+    """Return the message about a setting of the reward itself that was written next to its name, if it is no typo."""
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2] for key in known if key.rpartition(".")[0] == section}
     if section not in ("rewards", "check") or difflib.get_close_matches(name, siblings, n=1, cutoff=0.6):
         return None
-    return Hint(f"What belongs to the reward itself stands in its settings: settings: {{{name}: {value}}}.")
+    return Hint(f"Write settings of the reward itself under its key settings: settings: {{{name}: {value}}}.")
 
 
 def _family(parts: Iterable[str]) -> Hint | None:

@@ -1,4 +1,4 @@
-"""The reference page docs/config.md, written from the models: `python -m posttrain.config.page > docs/config.md`."""
+"""Writes the reference page from the models: `python -m posttrain.config.page > docs/config.md`."""
 
 from __future__ import annotations
 
@@ -29,26 +29,26 @@ train: {steps: 200, prompts_per_step: 32, learning_rate: 1e-6}
 
 ## Where a value comes from
 
-default < preset < file < command line. Mappings are merged key by key; lists and single values replace what was there.
+default < preset < file < command line. Mappings are merged key by key; lists and single values replace the old value.
 `posttrain train run.yaml train.learning_rate=2e-6 rewards.0.weight=0.5` changes two values for one run: each override
-is `section.key=value`, the value is read as YAML, `-` may stand for `_` in keys, and entries of lists go by position
+is `section.key=value`, the value is read as YAML, `-` may stand for `_` in keys, and list entries are numbered
 from 0. A bare string stands for the main key of its section: `model: x` is `model: {path: x}`, and `algorithm: grpo` is
-`algorithm: {name: grpo}`; in `rewards` and `check`, `math` is `{name: math}` and `my_rewards.py:score`, with its dot,
-`{function: my_rewards.py:score}`. The run folder keeps `config.yaml` with every value and its origin; it can be trained
-again as it is. Relative paths are looked for from the working directory.
+`algorithm: {name: grpo}`; in `rewards` and `check`, `math` is `{name: math}`, and `my_rewards.py:score`, because of
+its dot, is `{function: my_rewards.py:score}`. The run folder keeps `config.yaml` with every value and its origin; you
+can train from it again without changes. Relative paths start at the working directory.
 
 YAML is read by the rules of YAML 1.2: `1e-6` is a number, `true` and `false` are the only truth values, and `yes`,
 `on`, `0123` and `2026-01-01` are text. A key that is written twice and a key that does not exist are errors.
-Secrets do not belong into a configuration: read them from environment variables. What looks like one in `settings` or
-`chat_template_kwargs` is saved as `<redacted>`.
+Do not put secrets into a configuration: let your code read them from environment variables. A value in `settings` or
+`chat_template_kwargs` that looks like a secret is saved as `<redacted>`.
 
 ## Settings
 
-The settings of an algorithm stand beside its name; `posttrain explain NAME` shows them. N is the position in a list."""
+Write the settings of an algorithm next to its name; `posttrain explain NAME` lists them. N is a position in a list."""
 
 
 def config_page() -> str:
-    """The whole page, as Markdown."""
+    """Return the whole page as Markdown."""
     parts = [_HEAD, *_sections(describe_fields()), "## Presets", _presets(), "## Rules that span sections", _rules()]
     parts += ["## Names in other libraries", _FOREIGN]
     return "\n\n".join(parts) + "\n"
@@ -67,7 +67,7 @@ def _settings(docs: Sequence[FieldDoc]) -> str:
 
 
 def _presets() -> str:
-    head = "`preset: NAME` gives other defaults. What a name means never changes; a better preset gets a new name."
+    head = "`preset: NAME` gives other defaults. The meaning of a name never changes; a better preset gets a new name."
     head += "\n\n" + inspect.cleandoc(config_presets.__doc__ or "").partition("\n\n")[2]
     values = {
         name: ", ".join(f"`{dotted(p)}={show(v)}`" for p, v in leaves(dict(preset))) for name, preset in PRESETS.items()
@@ -76,12 +76,12 @@ def _presets() -> str:
 
 
 def _rules() -> str:
-    return "All are checked before any model is loaded.\n\n" + "\n".join(f"- {rule.__doc__}" for rule in RULES)
+    return "All are checked before a model is loaded.\n\n" + "\n".join(f"- {rule.__doc__}" for rule in RULES)
 
 
 _FOREIGN = (
-    "An unknown key in a file or an override is an error that names ours, also when it is a name of TRL, verl, "
-    "OpenRLHF or AReaL. [Moving here](moving/index.md) has all of them."
+    "An unknown key in a file or an override is an error that names our key, even for a key of TRL, verl, "
+    "OpenRLHF or AReaL. [Moving here](moving/index.md) lists all of them."
 )
 
 

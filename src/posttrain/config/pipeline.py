@@ -1,6 +1,6 @@
-"""Several runs in one file: each stage goes on with the model that the ones before it have trained.
+"""Several runs in one file: each stage starts from the policy that an earlier stage trained.
 
-    model: tiny:sort                       what stands beside `stages` is shared by all of them
+    model: tiny:sort                       all stages share the settings next to `stages`
     stages:
       - {algorithm: sft, data: ..., train: ...}
       - {name: prefer, algorithm: dpo, repeat: 3, data: {train: ..., part: "{round}/3"}, train: ...}
@@ -8,10 +8,10 @@
 
     read_pipeline("sft_dpo.yaml", ["stages.prefer.train.steps=5", "seed=1"])  ->  PipelineConfig
 
-A stage is a run like any other; its settings go before the shared ones, and those of the command line before both. It
-starts with the model of the last stage that trained a policy, unless it names another. `stage:NAME` stands for the
-model of an earlier stage wherever a model may be named. Everything that is wrong with any stage is said at once, before
-the first one trains.
+A stage is an ordinary run. Its settings override the shared settings, and the command line overrides both. A stage
+starts with the model of the last stage that trained a policy, unless it names another model. `stage:NAME` stands for
+the model of an earlier stage in every setting that takes a model. One error reports all problems of all stages,
+before the first stage trains.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from posttrain.errors import ConfigError
 STAGES = "stages"
 """The key that makes a file a pipeline."""
 MARK = "stage:"
-"""The prefix of a stage's name, wherever a path is allowed."""
+"""Prefix of a stage's name in a setting that takes the path of a model."""
 
 _REFERENCE = re.compile(rf"{MARK}(\S*)")
 _TAKES_POLICY = re.compile(r"(reference|teacher)\.path|(rewards|check)\.\d+\.judge\.model|reward_model\.model(\.path)?")
@@ -72,7 +72,7 @@ class Stage:
 
     name: str
     number: int
-    """Number of the stage, from 1, as in the name of its folder."""
+    """Number of the stage, counted from 1, as in the name of its folder."""
     resolved: Resolved
     """Settings of the stage, with `stage:NAME` in place of the model of an earlier stage."""
     uses: Mapping[str, str] = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Stage:
 
     @property
     def makes(self) -> Literal["text", "scores", "steps"]:
-        """The output of the model that it trains: text, one score for a whole answer, or one for each step of the
+        """The output of the model that the stage trains: text, one score for an answer, or one for each step of the
         answer."""
         algorithm = self.config.algorithm.build()
         if "scores" not in algorithm.needs:
@@ -120,12 +120,12 @@ class PipelineConfig:
     stages: tuple[Stage, ...]
     settings: PipelineSettings
     source: str = ""
-    """The file; empty for a mapping."""
+    """Path of the file; empty for a mapping."""
 
     def with_start_models(self) -> dict[str, RunConfig]:
-        """Name of each stage -> its settings, with the model that an earlier stage starts from where its result goes.
+        """Return stage name -> settings, with the initial models of earlier stages in place of their trained models.
 
-        What a stage hands on has the shape of what it began with; that is all a plan has to know of it.
+        A trained model has the shape of its initial model, and a plan needs nothing else.
         """
         starts: dict[str, str] = {}
         configs: dict[str, RunConfig] = {}
@@ -146,12 +146,12 @@ def read_pipeline(
     *,
     checks: Sequence[Check] = (),
 ) -> PipelineConfig:
-    """The pipeline of a YAML or TOML file (or a mapping).
+    """Read the pipeline in a YAML or TOML file (or a mapping).
 
-    Overrides: `stages.NAME.train.steps=5` for one stage (by its name, or by its place in the list, from 0), `model=...`
-    for the model that the pipeline starts with, `train.steps=5` for every stage, `output=...` and what else a
-    `PipelineSettings` has for the pipeline. Raises ConfigError with everything that is wrong with any stage, and with
-    what `checks` raise of each.
+    Overrides: `stages.NAME.train.steps=5` for one stage (by its name, or by its position in the list, from 0),
+    `model=...` for the initial model of the pipeline, `train.steps=5` for every stage, and `output=...` or another
+    field of `PipelineSettings` for the pipeline. Raises one ConfigError with the problems of all stages, including
+    those that `checks` find.
     """
     from_file = isinstance(source, (str, PathLike))
     given = read_mapping(source) if from_file else {str(key): value for key, value in source.items()}
@@ -174,13 +174,13 @@ def read_pipeline(
 
 
 def to_yaml(pipeline: PipelineConfig, output: str | None) -> str:
-    """The pipeline with every setting of every stage and its origin; it reads back to the same pipeline."""
+    """Return the pipeline as YAML, with every setting of every stage and its origin. It reads back the same."""
     head = "# All settings of all stages, each with where its value came from.\n"
     return head + write_tree(*_tree(pipeline, output))
 
 
 def read_saved(path: str | PathLike[str]) -> PipelineConfig:
-    """Reads the output of `to_yaml`. The comment behind a value gives its origin; without a comment, the origin is this
+    """Read the output of `to_yaml`. The comment after a value gives its origin; without a comment, the origin is this
     file."""
     pipeline = read_pipeline(path)
     tree, origins = _tree(pipeline, pipeline.settings.output)
@@ -198,7 +198,7 @@ def read_saved(path: str | PathLike[str]) -> PipelineConfig:
 
 
 def _tree(pipeline: PipelineConfig, output: str | None) -> tuple[dict[str, Any], dict[str, str]]:
-    """What is saved, and the origin of each of its dotted settings."""
+    """Return the settings to save, and the origin of each dotted setting."""
     trees: list[dict[str, Any]] = []
     origins: dict[str, str] = {}
     for place, stage in enumerate(pipeline.stages):
@@ -210,7 +210,7 @@ def _tree(pipeline: PipelineConfig, output: str | None) -> tuple[dict[str, Any],
 
 
 def notes(pipeline: PipelineConfig) -> list[str]:
-    """Settings that are allowed but seldom intended, reported in a line before training."""
+    """Return notes on settings that are allowed but seldom intended; each is printed before training."""
     found: list[str] = []
     imitating: Stage | None = None
     for stage in filter(lambda stage: stage.trains_policy, pipeline.stages):
@@ -240,7 +240,7 @@ class _Builder:
     checks: Sequence[Check] = ()
     stages: list[Stage] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    """Names that `stage:` may use so far -> the stage. The base name of a repeated stage means its last round."""
+    """Name that `stage:` may use -> stage. The base name of a repeated stage means its latest round."""
     problems: list[tuple[str, ConfigError]] = field(default_factory=list)
     last_policy: str = ""
     number: int = 0
@@ -260,20 +260,20 @@ class _Builder:
             check(resolved, *self.checks)
         except ConfigError as error:
             self.problems.append((draft.name, error))
-            self.last_policy = draft.name  # as good as any: the pipeline does not run
+            self.last_policy = draft.name  # any name will do: the pipeline does not run
         else:
             self.stages.append(stage)
             self.last_policy = stage.name if stage.trains_policy else self.last_policy
         self.names |= {draft.name: draft.name, draft.base: draft.name}
 
     def _linked(self, stage: Stage) -> Stage:
-        """With the full names of the stages that it uses; ConfigError for one that is not there, or of another kind."""
+        """Return the stage with the full names of the stages that it uses. Raise ConfigError for unsuitable ones."""
         linked = {setting: self._find(setting, name) for setting, name in stage.uses.items()}
         kinds = {known.name: known.trains_policy for known in self.stages}
         for setting, name in linked.items():
             wanted = wants_policy(setting, trains_policy=stage.trains_policy)
             if wanted is not None and kinds.get(name, wanted) != wanted:
-                what = "a policy, which gives no score" if not wanted else "a model that scores, and writes nothing"
+                what = "a policy, which gives no score" if not wanted else "a model that gives scores, not text"
                 raise ConfigError(
                     given=f"{setting} = {MARK}{name}, and that stage trains {what}",
                     allowed="a stage that trains a policy" if wanted else "a stage that trains a reward model",
@@ -285,7 +285,7 @@ class _Builder:
         if name in self.names:
             return self.names[name]
         close = difflib.get_close_matches(name, self.names, n=1)
-        before = "A stage can use those before it." if self.names else "There is no earlier stage; name a model."
+        before = "A stage can use only earlier stages." if self.names else "There is no earlier stage; name a model."
         raise ConfigError(
             given=f"{setting} = {MARK}{name}, and no earlier stage is called {name!r}",
             allowed=", ".join(f"{MARK}{known}" for known in self.names) or "the path of a model",
@@ -293,7 +293,7 @@ class _Builder:
         )
 
     def finish(self, where: str, settings: PipelineSettings) -> None:
-        """Raise ConfigError with all that was found; the same mistake in several stages is told once."""
+        """Raise ConfigError with all problems. A mistake that several stages share is reported once."""
         told: dict[tuple[str, str, str], list[str]] = {}
         for name, error in self.problems:
             told.setdefault((error.given, error.allowed, error.fix), []).append(name)
@@ -307,7 +307,7 @@ class _Builder:
                     path=(),
                     given="export, but no stage trains a policy",
                     allowed="a pipeline with a policy",
-                    fix="Remove export: a reward model is a Hugging Face folder as it is saved.",
+                    fix="Remove export: a reward model is already saved as a Hugging Face folder.",
                 )
             )
         if found:
@@ -315,7 +315,7 @@ class _Builder:
 
 
 def _with_model(given: Mapping[str, Any], last_policy: str) -> dict[str, Any]:
-    """With the model that the stage starts from, unless it names one; files of the first model do not go with it."""
+    """Return the settings with the stage's initial model, if it names none, without files of the pipeline's model."""
     model = given.get("model", {})
     if isinstance(model, (str, PathLike)):
         model = {"path": fspath(model)}
@@ -327,7 +327,7 @@ def _with_model(given: Mapping[str, Any], last_policy: str) -> dict[str, Any]:
 
 
 def _without_another_algorithm(shared: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The shared settings of an algorithm are not those of another one."""
+    """Return the shared settings, without the algorithm if the stage has another algorithm."""
 
     def name(section: Any) -> Any:
         return section.get("name") if isinstance(section, Mapping) else getattr(section, "key", section)
@@ -341,13 +341,13 @@ def _without_another_algorithm(shared: Mapping[str, Any], given: Mapping[str, An
 
 
 class Draft(NamedTuple):
-    """A stage as it was given, one for each round."""
+    """A stage as given in the file; a repeated stage has one for each round."""
 
     name: str
     base: str
     """Name without the number of the round."""
     place: int
-    """The place of its entry in the file, counted from 0."""
+    """Position of its entry in the file, counted from 0."""
     given: dict[str, Any]
     problem: ConfigError | None = None
 
@@ -385,7 +385,7 @@ def _base_names(listed: Entries) -> list[str]:
 
 
 def drafts_of(listed: Entries) -> Iterator[Draft]:
-    """Every stage, a repeated one once for each of its rounds."""
+    """Yield every stage; a repeated stage once for each round."""
     taken: set[str] = set()
     for place, (base, entry) in enumerate(zip(_base_names(listed), listed, strict=True)):
         given = {key: value for key, value in entry.items() if key not in ("name", "repeat")}
@@ -406,7 +406,7 @@ def _fault(name: str, repeat: Any, given: Mapping[str, Any]) -> ConfigError | No
     if not _NAME.fullmatch(name):
         return ConfigError(
             given=f"name = {show(name)}",
-            allowed="letters, digits, - and _, since it names a folder",
+            allowed="letters, digits, - and _, because it names a folder",
             fix=f"Set name: {re.sub(r'[^A-Za-z0-9]+', '-', name).strip('-') or 'first'}.",
         )
     if repeat is not None and (isinstance(repeat, bool) or not isinstance(repeat, int) or repeat < 1):
@@ -415,14 +415,14 @@ def _fault(name: str, repeat: Any, given: Mapping[str, Any]) -> ConfigError | No
         if setting in given:
             return ConfigError(
                 given=f"{setting} is set in a stage",
-                allowed=f"{setting} beside the stages, for all of them",
+                allowed=f"{setting} at the top level, for all stages",
                 fix="A stage is a run in the pipeline's folder; move it to the top level or remove it.",
             )
     return None
 
 
 def _in_round(value: Any, number: int) -> Any:
-    """The value with `{round}` in its texts replaced."""
+    """Return the value with `{round}` replaced in its texts."""
     if isinstance(value, str):
         return value.replace("{round}", str(number))
     if isinstance(value, Mapping):
@@ -437,7 +437,7 @@ class Change(NamedTuple):
     key: str
     value: Any
     text: str = ""
-    """Text of the override on the command line, from the key on."""
+    """The override on the command line, beginning with its key."""
 
 
 @dataclass(kw_only=True)
@@ -446,13 +446,13 @@ class Changes:
 
     of_pipeline: list[Change] = field(default_factory=list)
     of_start: list[Change] = field(default_factory=list)
-    """The model that the pipeline starts with; of a later stage only its own entry says so."""
+    """Changes to the initial model of the pipeline. Later stages name another model only in their own entries."""
     of_stages: list[tuple[str, Change]] = field(default_factory=list)
-    """(name, base name or place of a stage; empty for all of them, change)."""
+    """(name, base name or position of a stage, or empty for all stages; change)."""
 
     @staticmethod
     def of(overrides: Sequence[str] | Mapping[str, Any], listed: Entries, own: Collection[str]) -> Changes:
-        """Sorted; `own` are the settings that a pipeline has beside its stages."""
+        """Group the overrides. `own` has the settings of the pipeline outside its stages."""
         found = Changes()
         for change in _changes(overrides):
             first, *rest = change.key.split(".")
@@ -468,7 +468,7 @@ class Changes:
         return found
 
     def of_stage(self, draft: Draft) -> list[str] | dict[str, Any]:
-        """Those of one stage, as `load_config` takes them: those of all stages first, those of its round last."""
+        """Return a stage's overrides for `load_config`: from overrides for all stages to overrides for this round."""
         targets = dict.fromkeys(("", str(draft.place), draft.base, draft.name))
         mine = [change for wanted in targets for target, change in self.of_stages if target == wanted]
         if any(change.text for change in mine):
@@ -490,7 +490,7 @@ def _changes(overrides: Sequence[str] | Mapping[str, Any]) -> Iterator[Change]:
 
 
 def _aimed_at(change: Change, listed: Entries) -> tuple[str, Change]:
-    """The stage that `stages.NAME.setting` names, and the change of that setting."""
+    """Return the stage that `stages.NAME.setting` names, and the change to that setting."""
     drafts = list(drafts_of(listed))
     known = [
         *dict.fromkeys(name for draft in drafts for name in (draft.base, draft.name)),
@@ -503,7 +503,7 @@ def _aimed_at(change: Change, listed: Entries) -> tuple[str, Change]:
         raise ConfigError(
             given=f"{change.key}: there is no stage {target!r}",
             allowed=f"stages.NAME.setting with one of {', '.join(dict.fromkeys(draft.name for draft in drafts))}",
-            fix=f"Did you mean {close[0]}?" if close else "Or its place in the list, counted from 0.",
+            fix=f"Did you mean {close[0]}?" if close else "A stage's position in the list, counted from 0, works too.",
         )
     if setting:
         return target, Change(setting, change.value, change.text.removeprefix(f"{STAGES}.{target}."))
@@ -531,7 +531,7 @@ def with_start(shared: Mapping[str, Any], change: Change) -> dict[str, Any]:
 
 
 def links_of(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """(dotted setting, what stands behind `stage:`); ConfigError for one where no model is named."""
+    """Yield (dotted setting, name after `stage:`). Raise ConfigError if the setting takes no model."""
     for path, value in leaves(config.model_dump(mode="json")):
         setting = dotted(path)
         for text in value if isinstance(value, list) else [value]:
@@ -542,26 +542,26 @@ def links_of(config: RunConfig) -> Iterator[tuple[str, str]]:
                 raise ConfigError(
                     given=f"{setting} = {show(value)}",
                     allowed=f"{MARK}NAME in model, reference, teacher, critic.path, rewards.N.model and check.N.model",
-                    fix="Write a path here: what a stage hands over is its model.",
+                    fix="Write a path here: a stage hands over only its model.",
                 )
             yield setting, match[1]
 
 
 def refuse_unmarked(config: RunConfig, names: Collection[str]) -> None:
-    """Raise ConfigError for the bare name of an earlier stage where a model may stand, and no such folder is there."""
+    """Raise ConfigError if a model setting is the bare name of an earlier stage and no such folder exists."""
     for setting, path in models_named(config):
         if path in names and not Path(path).exists():
             raise ConfigError(
                 given=f"{setting} = {path}, which is the name of an earlier stage and not of a folder",
                 allowed=f"{MARK}{path} for the model of that stage, or a model",
-                fix=f"Set {setting} = {MARK}{path}; a model of that name on the Hub needs another name of the stage.",
+                fix=f"Set {setting} = {MARK}{path}. If you mean a model on the Hub, rename the stage.",
             )
 
 
 def wants_policy(setting: str, *, trains_policy: bool) -> bool | None:
-    """Must the model there be a policy (True), one that scores (False), or either (None)?
+    """Return the kind of model that a setting takes: a policy (True), a model that scores (False), or either (None).
 
-    `trains_policy`: does the stage that asks train one?
+    `trains_policy`: whether the stage with this setting trains a policy.
     """
     if _TAKES_SCORES.fullmatch(setting):
         return False

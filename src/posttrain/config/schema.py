@@ -1,7 +1,7 @@
-"""The JSON schema of the settings in words: the allowed values at a path, the error in a value, and the reference page.
+"""Describes the JSON schema of the settings in words: allowed values, errors in values, and the reference page.
 
-The models of `config.py` and the algorithm classes declare each setting once; error messages, `--help` and the page
-docs/config.md are read from the JSON schemas that pydantic makes of them.
+The configuration models and the algorithm classes declare each setting once. pydantic makes JSON schemas of them, which
+give error messages, `--help` and the page docs/config.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from posttrain.errors import ConfigError, PosttrainError
 Schema = Mapping[str, Any]
 
 SHOWN_PROBLEMS = 20
-"""More than these are counted, not listed: a whole file of another library has hundreds."""
+"""Maximum number of listed problems. Others are only counted: a file for another library can have hundreds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,28 +34,28 @@ class Problem:
     allowed: str = ""
     fix: str = ""
     meant: str = ""
-    """For an unknown key: our key that was probably meant."""
+    """Key of ours that an unknown key probably means."""
     missing: bool = False
     """True if nothing was given."""
     example: Any = None
     """Example of an allowed value."""
     place: str = ""
-    """The line of a file, or the argument, that gave the value."""
+    """File and line, or command-line argument, that gave the value."""
 
     @classmethod
     def of(cls, error: PosttrainError, place: str = "") -> Problem:
-        """An error that concerns no single setting."""
+        """Return an error that is not about one setting as a problem."""
         return cls(path=(), given=error.given, allowed=error.allowed, fix=error.fix, place=place)
 
     def error(self, around: str = "") -> ConfigError:
-        """With the place of the value, shortened where it stands in the file that `around` names."""
+        """Return the error with the place of the value. The file `around` is not repeated in it."""
         place = self.place.removeprefix(f"{around}, ") if self.place != around else ""
         given = f"{self.given} ({place})" if place else self.given
         return ConfigError(given=given, allowed=self.allowed, fix=self.fix)
 
 
 class Problems(ValueError):
-    """Several mistakes in one section; pydantic carries it out of a validator."""
+    """Several mistakes in one section, raised in a validator and passed on by pydantic."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__("; ".join(problem.given for problem in problems))
@@ -64,7 +64,7 @@ class Problems(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class FieldDoc:
-    """One setting, as documented in the reference and in --help."""
+    """Documentation of one setting, for the reference page and --help."""
 
     path: str
     """Dotted path; N stands for the position in a list."""
@@ -83,7 +83,7 @@ class Walker:
         self.definitions = schema.get("$defs", {})
 
     def variants(self, node: Schema) -> list[Schema]:
-        """The alternatives that a node allows, references resolved."""
+        """Return the alternatives that a node allows, with references resolved."""
         if "$ref" in node:
             return self.variants(self.definitions[node["$ref"].rpartition("/")[2]])
         if alternatives := node.get("anyOf") or node.get("oneOf"):
@@ -91,7 +91,7 @@ class Walker:
         return [node]
 
     def child(self, node: Schema, step: str | int) -> Schema | None:
-        """The node one step down; None where the schema has no such step, and `{}` where anything may stand."""
+        """Return the node one step down; None if the schema has no such step, `{}` if it allows any value."""
         for variant in self.variants(node):
             if isinstance(step, str) and step in variant.get("properties", {}):
                 return variant["properties"][step]
@@ -104,7 +104,7 @@ class Walker:
         return any(v.get("additionalProperties", False) and not v.get("properties") for v in self.variants(node))
 
     def clean(self, location: Iterable[str | int]) -> tuple[Steps, Schema]:
-        """A location of pydantic without the names of its union members, and the node that it leads to."""
+        """Return a pydantic location without the names of union members, and the node at that path."""
         node, path = self.root, []
         for step in location:
             below = self.child(node, step)
@@ -122,7 +122,7 @@ class Walker:
 
     @cached_property
     def fields(self) -> tuple[FieldDoc, ...]:
-        """Every leaf, in the order of declaration."""
+        """All leaves, in the order of declaration."""
         return tuple(self._fields(self.root, ()))
 
     def _fields(self, node: Schema, path: tuple[str, ...]) -> Iterator[FieldDoc]:
@@ -152,7 +152,7 @@ def _alternatives(words: Sequence[str]) -> str:
 
 
 def _describe(node: Schema, walker: Walker) -> list[str]:
-    """The alternatives of one variant, each in words."""
+    """Return the alternatives of one variant in words."""
     if "const" in node or "enum" in node:
         return [show(v) for v in node.get("enum", [node.get("const")])]
     match node.get("type"):
@@ -197,10 +197,10 @@ def explain(
     prefix: Steps = (),
     own: Callable[[], Collection[str]] = list,
 ) -> list[Problem]:
-    """Each mistake that pydantic found, with its path and in our words.
+    """Return each mistake that pydantic found, with its path and our message.
 
-    `known` names all settings that exist, `own` those that exist under the chosen algorithm; both are only called when
-    a key is unknown. `prefix` is where the schema hangs.
+    `known` returns the names of all settings, and `own` the names that exist with the chosen algorithm; both are called
+    only for an unknown key. `prefix` is the path of the schema in the configuration.
     """
     found: dict[Steps, list[Problem]] = {}
     for detail in error.errors():
@@ -224,12 +224,12 @@ def explain(
 
 
 def _has_deeper(path: Steps, paths: Iterable[Steps]) -> bool:
-    """A value that fits no alternative is reported once, where it is most precise."""
+    """Return true if a longer path has a problem, too: a value that fits no alternative is reported once."""
     return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
 
 
 def unknown(path: Steps, value: Any, known: Iterable[str], own: Collection[str] = ()) -> list[Problem]:
-    """One problem for each leaf below a key that does not exist."""
+    """Return one problem for each leaf below a key that does not exist."""
     known = list(known)
     problems = []
     for leaf, leaf_value in leaves(value, path):
@@ -256,7 +256,7 @@ def missing(path: Steps, node: Schema, walker: Walker) -> Problem:
 
 
 def mistyped(path: Steps, node: Schema, value: Any, walker: Walker) -> Problem:
-    """A value of the wrong type or size, with the likeliest way to put it right."""
+    """Return the problem of a value of the wrong type or size, with the likeliest fix."""
     name = dotted(path) or "the configuration"
     fix = _fix(name, node, value, walker)
     return Problem(path=path, given=f"{name} = {show(value)}", allowed=walker.describe(node), fix=fix)
@@ -293,7 +293,7 @@ def _fix(name: str, node: Schema, value: Any, walker: Walker) -> str:
 
 def _valid_value(name: str, node: Schema, types: set[str | None]) -> str:
     if "object" in types and not isinstance(node.get("default"), str):
-        return f"Write its settings below {name}, or {name} = {{}} for all defaults."
+        return f"Write its settings below {name}, or set {name} = {{}} for all defaults."
     if node.get("default") is not None:
         return f"Set {name} = {show(node['default'])}, the default."
     if node.get("examples"):
@@ -302,7 +302,7 @@ def _valid_value(name: str, node: Schema, types: set[str | None]) -> str:
 
 
 def combine(problems: Sequence[Problem], where: str) -> ConfigError:
-    """All problems as one error. What is only missing because it was misspelt is not reported twice."""
+    """Return all problems as one error. A setting that is missing because its key is misspelt is not reported twice."""
     meant = [problem.meant for problem in problems if problem.meant]
     problems = [p for p in problems if not (p.missing and any(_covers(dotted(p.path), key) for key in meant))]
     if len(problems) == 1:

@@ -1,7 +1,7 @@
-"""Configuration as text: YAML and TOML in, with the line of every mistake; values out, so that they read back the same.
+"""Configuration as text: reads YAML and TOML with the line of every mistake, and writes values that read back the same.
 
-YAML has the scalars of YAML 1.2 here: `1e-6` is a number, `no`, `on`, `0123` and `2026-01-01` are text, true and false
-are spelt `true` and `false`. A key that is written twice is an error, never the last one wins.
+Scalars are read by the rules of YAML 1.2: `1e-6` is a number; `no`, `on`, `0123` and `2026-01-01` are text; `true` and
+`false` are the only truth values. A key that is written twice is an error. The last value never wins silently.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ REDACTED = "<redacted>"
 COMMENT = "  # "
 """The separator between a value and its comment."""
 MAX_BYTES, MAX_LEVELS, MAX_VALUES = 2**18, 64, 20_000
-"""Limits of a configuration file; the value of an alias counts each time that it is used. A larger file is a mistake or
-an attack."""
+"""Limits of a configuration file. The value of an alias counts every time it is used. A larger file is a mistake or an
+attack."""
 MAX_INTEGER = 2**64 - 1
 MAX_LINES = 2000
-"""Lines of a TOML file among which the place of a mistake is searched."""
+"""Number of lines of a TOML file in which the line of a mistake is searched."""
 Steps = tuple[str | int, ...]
 
 _INTEGER = r"(?:0|[1-9](?:_?[0-9])*)"
@@ -42,7 +42,7 @@ _SCALARS = {
     "float": (rf"{_NUMBER}|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)", "-+.0123456789"),
     "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
 }
-"""Tag -> how it is written, and the first letters that it can have. Everything else is text."""
+"""Tag -> the pattern of its values, and their possible first characters. Every other value is text."""
 
 
 class _Reader(yaml.SafeLoader):
@@ -54,7 +54,7 @@ class _Reader(yaml.SafeLoader):
             key, line = key_node.value, key_node.start_mark.line + 1
             if key_node.tag != "tag:yaml.org,2002:str":
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} is not a name; keys are text", key_node.start_mark
+                    None, None, f"the key {key!r} is not a name; keys must be text", key_node.start_mark
                 )
             if key in lines:
                 problem = f"the key {key!r} is written twice, first in line {lines[key]}"
@@ -66,15 +66,15 @@ class _Reader(yaml.SafeLoader):
         try:
             return self.construct_yaml_int(node)
         except ValueError:  # too many digits, or none under an explicit tag
-            problem = f"{self.construct_scalar(node)[:20]!r}... is no integer that fits into 64 bits"
+            problem = f"{self.construct_scalar(node)[:20]!r}... is not an integer of at most 64 bits"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark) from None
 
     def construct_list(self, node: yaml.SequenceNode) -> list:
-        return self.construct_sequence(node, deep=True)  # all at once, so that a list that holds itself is an error
+        return self.construct_sequence(node, deep=True)  # deep, so that a list that contains itself is an error
 
 
 class _Writer(yaml.SafeDumper):
-    """Quotes every text that a reader of YAML 1.1 or of YAML 1.2 would take for something else."""
+    """Writes YAML. Quotes every text that a YAML 1.1 or YAML 1.2 reader would take for something else."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -88,7 +88,7 @@ def _write_text(writer: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 for _class in (_Reader, _Writer):
     for _tag, (_pattern, _first) in _SCALARS.items():
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(rf"^(?:{_pattern})$"), list(_first))
-_Reader.yaml_constructors = {  # no dates, sets and bytes: what JSON knows
+_Reader.yaml_constructors = {  # only the types of JSON: no dates, sets or bytes
     tag: constructor
     for tag, constructor in yaml.SafeLoader.yaml_constructors.items()
     if tag is None or tag.rpartition(":")[2] in ("null", "bool", "float", "str")
@@ -100,7 +100,7 @@ _Writer.add_representer(str, _write_text)
 
 
 def number_in(text: str) -> int | float | None:
-    """The number that a text spells, e.g. the "1e-6" that YAML 1.1 readers make of 1e-6; None if it spells none.
+    """Return the number that a text spells, or None. YAML 1.1 readers, for example, turn 1e-6 into the text "1e-6".
 
     >>> number_in("1e-6"), number_in("12"), number_in("fast")
     (1e-06, 12, None)
@@ -111,12 +111,12 @@ def number_in(text: str) -> int | float | None:
 
 
 def write_value(value: Any) -> str:
-    """One line of YAML that reads back to exactly this value.
+    """Return one line of YAML that reads back as exactly this value.
 
     >>> write_value({"learning_rate": 1e-06, "stop": ["1e-6", "yes"]})
     "{learning_rate: 1.0e-06, stop: ['1e-6', 'yes']}"
     """
-    if value is None or type(value) in (bool, int):  # most of a configuration, without a writer for each
+    if value is None or type(value) in (bool, int):  # most values of a configuration: no need to create a writer
         return "null" if value is None else str(value).lower()
     return _dump_text(value) if type(value) is str else _dump(value)
 
@@ -128,11 +128,11 @@ def _dump(value: Any) -> str:
     return text.rstrip("\n")[1:-1]
 
 
-_dump_text = lru_cache(maxsize=1024)(_dump)  # the keys of a configuration, above all: the same in each
+_dump_text = lru_cache(maxsize=1024)(_dump)  # cached mainly for the keys, which every configuration repeats
 
 
 def show(value: Any, key: str = "", limit: int = 60) -> str:
-    """The value (of a key) as it stands in an error message: one line, shortened, without secrets."""
+    """Return the value of a key as error messages show it: one line, shortened, without secrets."""
     if isinstance(value, float):
         return repr(value)
     try:
@@ -147,19 +147,19 @@ def _shortened(text: str, limit: int = 60) -> str:
 
 
 def read_value(text: str, where: str) -> Any:
-    """The value that a piece of YAML spells; `where` names it in the error."""
+    """Return the value that a YAML text spells. `where` names the text in the error."""
     try:
         return usable(_parse(text), where)
     except yaml.YAMLError as error:
         raise ConfigError(
             given=f"{show(where)} is not YAML: {_problem(error)}",
-            allowed="a value as it would stand in a YAML file",
+            allowed="a value as you would write it in a YAML file",
             fix="Put text with braces, colons, # or quotes in quotes, inside those of the shell: 'a.b=\"...\"'.",
         ) from None
 
 
 def read_override(text: str) -> tuple[str, Any]:
-    """`a.b=value` -> ("a.b", value), the value read as YAML.
+    """Split `a.b=value` into ("a.b", value), with the value read as YAML.
 
     >>> read_override("train.learning_rate=1e-6")
     ('train.learning_rate', 1e-06)
@@ -175,7 +175,7 @@ def read_override(text: str) -> tuple[str, Any]:
 
 
 def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
-    """The content of a YAML or TOML file, as plain dicts, lists and scalars."""
+    """Return the content of a YAML or TOML file as plain dicts, lists and scalars."""
     path = Path(path)
     text = _read_text(path)
     content = usable(_read_toml(text, path) if path.suffix == ".toml" else _read_yaml(text, path), str(path))
@@ -197,7 +197,7 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
 
 
 def _read_text(path: Path) -> str:
-    if os.path.isdir(path):  # not of pathlib, which raises where a name is too long
+    if os.path.isdir(path):  # not pathlib, which raises if a name is too long
         inside = path / "config.yaml"
         raise ConfigError(
             given=f"{path} is a folder",
@@ -210,20 +210,20 @@ def _read_text(path: Path) -> str:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             given = f"{path} is a pipe, a socket or a device"
-            raise ConfigError(given=given, allowed="a regular file", fix="Write the settings to a file, and name it.")
+            raise ConfigError(given=given, allowed="a regular file", fix="Write the settings to a regular file.")
         if status.st_size > MAX_BYTES:
             given = f"{path} has {status.st_size:,} bytes"
-            fix = "Name the file of settings; data belongs into files of its own."
+            fix = "Name the file that holds the settings, and keep data in separate files."
             raise ConfigError(given=given, allowed=f"at most {MAX_BYTES:,} bytes of settings", fix=fix)
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError:
         near = [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, sorted(near), n=1)
-        fix = f"Did you mean {path.parent / close[0]}?" if close else f"It is looked for from {Path.cwd()}."
+        fix = f"Did you mean {path.parent / close[0]}?" if close else f"Relative paths start at {Path.cwd()}."
         raise ConfigError(given=f"{path} does not exist", allowed="an existing file", fix=fix) from None
     except UnicodeDecodeError as error:
         given = f"{path} is not UTF-8 text: byte {error.start} cannot be read"
-        raise ConfigError(given=given, allowed="UTF-8", fix="Save it as UTF-8.") from None
+        raise ConfigError(given=given, allowed="UTF-8", fix="Save the file as UTF-8.") from None
     except (OSError, ValueError) as error:
         given = f"{path} cannot be read: {getattr(error, 'strerror', error)}"
         raise ConfigError(given=given, allowed="a readable file", fix="Check its permissions.") from None
@@ -232,7 +232,7 @@ def _read_text(path: Path) -> str:
 def _read_toml(text: str, path: Path) -> dict[str, Any]:
     keys = (line.partition("=")[0] for line in text.splitlines() if line.count(".") > MAX_LEVELS)
     if any(key.count(".") > MAX_LEVELS and re.fullmatch(r"[\w\s\[\].\"'-]*", key) for key in keys):
-        raise ConfigError(given=f"{path} is not usable TOML: too many levels", allowed=_USABLE)  # and takes minutes
+        raise ConfigError(given=f"{path} is not usable TOML: too many levels", allowed=_USABLE)  # and very slow
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -260,11 +260,11 @@ def _read_yaml(text: str, path: Path) -> Any:
         raise ConfigError(given=given, allowed="YAML in UTF-8", fix=fix) from None
 
 
-_USABLE = f"at most {MAX_LEVELS} levels and {MAX_VALUES:,} values, integers of 64 bits, and text that UTF-8 can hold"
+_USABLE = f"at most {MAX_LEVELS} levels and {MAX_VALUES:,} values, integers of 64 bits, and text that UTF-8 can encode"
 
 
 def usable(value: Any, where: str) -> Any:
-    """The value itself; ConfigError for plain data that would break what reads, compares or saves it."""
+    """Return the value. Raise ConfigError if code that reads, compares or saves it would break."""
     left: list[tuple[Any, Steps]] = [(value, ())]
     for _ in range(MAX_VALUES):
         if not left:
@@ -280,7 +280,7 @@ def usable(value: Any, where: str) -> Any:
         elif isinstance(here, (list, tuple)):
             left += [(inner, (*path, place)) for place, inner in enumerate(here)]
     raise ConfigError(
-        given=f"{where} has more than {MAX_VALUES:,} values, with what its aliases repeat", allowed=_USABLE
+        given=f"{where} has more than {MAX_VALUES:,} values, repetitions by aliases included", allowed=_USABLE
     )
 
 
@@ -290,7 +290,7 @@ def _unusable(value: Any, path: Steps) -> str:
     if isinstance(value, int) and abs(value) > MAX_INTEGER:
         return f"is an integer of {value.bit_length()} bits"
     if any(isinstance(text, str) and re.search("[\ud800-\udfff]", text) for text in (value, *path[-1:])):
-        return "holds half of a surrogate pair, which is no character"
+        return "holds half of a surrogate pair, which is not a character"
     return ""
 
 
@@ -298,8 +298,8 @@ def _unusable(value: Any, path: Steps) -> str:
 
 
 def line_of(file: str | PathLike[str], at: Steps, path: Steps) -> int | None:
-    """The line in which a setting stands, or the section around it: below `at`, else beside it. None where the file
-    says nothing of it."""
+    """Return the line of a setting, or of the section around it, below `at` or else at the top level. None if the file
+    has neither."""
     try:
         text = _read_text(Path(file))
         find = _line_in_toml if Path(file).suffix == ".toml" else _line_in_yaml
@@ -309,7 +309,7 @@ def line_of(file: str | PathLike[str], at: Steps, path: Steps) -> int | None:
 
 
 def _line_in_yaml(text: str, path: Steps, least: int) -> int | None:
-    """`least`: so many steps of the path have to be there."""
+    """Return the line of the deepest part of the path in the file; None if fewer than `least` steps exist."""
     node, line = yaml.compose(text, _Reader), None
     for depth, step in enumerate(path):
         if isinstance(node, yaml.MappingNode):
@@ -324,9 +324,9 @@ def _line_in_yaml(text: str, path: Steps, least: int) -> int | None:
 
 
 def _line_in_toml(text: str, path: Steps, least: int) -> int | None:
-    """TOML is read statement by statement: each ends with the first line with which it is valid by itself."""
+    """Like `_line_in_yaml`. Reads TOML by statements: each ends at the first line with which it is valid alone."""
     table: Steps = ()
-    last: dict[Steps, int] = {}  # of each array of tables, the number of its last entry
+    last: dict[Steps, int] = {}  # array of tables -> number of its last entry
     seen: dict[Steps, int] = {}
     statement, first = "", 0
     for number, line in enumerate(text.splitlines()[:MAX_LINES], 1):
@@ -350,7 +350,7 @@ def _line_in_toml(text: str, path: Steps, least: int) -> int | None:
 
 
 def _only_path(table: Any) -> Steps:
-    """The keys of a tree without branches.
+    """Return the path to the only leaf of a tree without branches.
 
     >>> _only_path({"a": {"b": [{}]}})
     ('a', 'b')
@@ -378,8 +378,8 @@ def _parse(text: str) -> Any:
         return yaml.load(text, _Reader)  # a SafeLoader: builds plain data only
     except RecursionError:
         raise yaml.YAMLError("too many levels") from None
-    except (ValueError, KeyError):  # an explicit tag, and a text that is none of it
-        raise yaml.YAMLError("a value is not what its tag says") from None
+    except (ValueError, KeyError):  # an explicit tag whose text does not fit it
+        raise yaml.YAMLError("a value does not fit its tag") from None
 
 
 def _problem(error: yaml.YAMLError) -> str:
@@ -392,7 +392,7 @@ def _yaml_fix(problem: str) -> str:
     if "written twice" in problem:
         return "Keep one of the two."
     if "not a name" in problem:
-        return "Put the key in quotes, if it is meant."
+        return "Put the key in quotes if it is intended."
     if "\\t" in problem:
         return "Indent with spaces, not with tabs."
     return 'Check the indentation, and put text with braces, ": " or " #" in quotes, as in prompt: "{question}".'
@@ -410,20 +410,20 @@ _SECRET_TEXT = re.compile(
     r"|(?<=://)(?:[^/\s:@\"']*:[^/\s@\"']+|[A-Za-z0-9_.\-]{20,})(?=@)"
 )
 _ADDRESS = re.compile(r"(?<=://)[^\s\"'<>]*:[^\s\"'<>]+(?=@[\w\[])")
-"""The address of a database, whose password may hold any character: up to the last @."""
+"""Name and password in the address of a database, up to the last @: the password may hold any character."""
 _WEB = re.compile(r"\b(?:https?|wss?|file|git|ssh)://", re.IGNORECASE)
 _ASSIGNED = re.compile(
     rf"(?<![A-Za-z0-9])(?:[A-Za-z0-9]+[_-])*?{_SECRET_WORDS}\s?=\s?(?P<value>[^\s;,&\"']+)", re.IGNORECASE
 )
-"""`password=...` of a connection string, a query or a command."""
+"""`password=...` in a connection string, a query or a command."""
 _NAMES, _FLAG = ("name", "key", "header", "field"), re.compile(r"-{0,2}[A-Za-z][\w-]*")
 
 
 def redact(value: Any, key: str = "") -> Any:
-    """The value with everything that looks like a secret replaced by `<redacted>`, at any depth.
+    """Return the value with everything that looks like a secret replaced by `<redacted>`, at any depth.
 
-    A key says that its value is one, in a mapping, in a pair and on a command line. So do an address with a password
-    and an assignment within a text.
+    Secrets are found by their keys (in a mapping, a pair or a command line), in addresses with a password, and in
+    assignments within a text.
 
     >>> redact({"api_key": "abc", "stop_token": "</answer>", "url": "https://me:pass@host/v1"})
     {'api_key': '<redacted>', 'stop_token': '</answer>', 'url': 'https://<redacted>@host/v1'}
@@ -452,7 +452,7 @@ def _words(key: str) -> str:
 
 
 def _opens(key: str, value: Any) -> bool:
-    """Whether a key says that this value is a secret."""
+    """Return true if the key shows that this value is a secret."""
     words = _words(key)
     token = (
         isinstance(value, str) and _RANDOM_TEXT.fullmatch(value) is not None and _TOKEN_KEY.search(words) is not None
@@ -468,14 +468,14 @@ def _without_secrets(text: str) -> str:
 
 
 def is_section(value: Any) -> bool:
-    """A mapping with keys, or a list of such mappings: it has parts with an origin of their own."""
+    """Return true for a mapping with keys, or a list of such mappings: each of its parts has its own origin."""
     if isinstance(value, list):
         return bool(value) and all(isinstance(entry, Mapping) and entry for entry in value)
     return isinstance(value, Mapping) and bool(value)
 
 
 def leaves(tree: Any, path: Steps = ()) -> Iterator[tuple[Steps, Any]]:
-    """Every (path, value) of a tree; a list of scalars is one leaf, and so is an empty section.
+    """Yield each (path, value) of a tree. A list of scalars is one leaf, and so is an empty section.
 
     >>> list(leaves({"train": {"steps": 3}, "rewards": [{"name": "math"}], "stop": ["a", "b"]}))
     [(('train', 'steps'), 3), (('rewards', 0, 'name'), 'math'), (('stop',), ['a', 'b'])]
@@ -488,7 +488,7 @@ def leaves(tree: Any, path: Steps = ()) -> Iterator[tuple[Steps, Any]]:
 
 
 def write_tree(tree: Mapping[str, Any], comments: Mapping[str, str]) -> str:
-    """YAML, one leaf per line, each with the comment of its dotted path behind it."""
+    """Return YAML with one leaf per line, each followed by the comment for its dotted path."""
     return "\n".join(_lines(tree, comments, (), 0)) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The folder of a run behind a URL: which URLs can be one, and where its files are written meanwhile."""
+"""Run folders given as a URL: which URLs are allowed, and the local folder in which the run writes its files."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from posttrain.config.text import redact
 from posttrain.errors import ConfigError
 
 PACKAGES = {"s3": "s3fs", "gs": "gcsfs", "az": "adlfs", "file": ""}
-"""Protocol of fsspec -> what has to be installed for it. A file that is put there is whole, or not there at all."""
+"""Protocol of fsspec -> the package that it needs. These storages write a file completely or not at all."""
 
 
 def is_url(folder: str | os.PathLike[str]) -> bool:
-    """Is it a URL, in place of a folder of this machine?
+    """Return true for a URL, and false for a folder of this machine.
 
     >>> is_url("s3://bucket/run"), is_url("runs/first")
     (True, False)
@@ -25,21 +25,21 @@ def is_url(folder: str | os.PathLike[str]) -> bool:
 
 
 def wrong_url(setting: str, url: str) -> ConfigError | None:
-    """Errors in a URL that is to be the folder of a run, found before the storage is contacted."""
+    """Return the error in a URL for a run folder, if any. Does not contact the storage."""
     protocol, parts = url.partition("://")[0], urlsplit(url)
     if protocol not in PACKAGES:
         return ConfigError(
-            given=f"{setting} = {redact(url)}: {protocol}:// is no storage that holds a run",
+            given=f"{setting} = {redact(url)}: {protocol}:// is not a storage for runs",
             allowed=f"a folder, or a URL that begins with {', '.join(f'{one}://' for one in PACKAGES)}",
             fix=f"Set {setting} = s3://bucket/folder, or to a folder of this machine.",
         )
     if "@" in parts.netloc or parts.query or parts.fragment:
         return ConfigError(
-            given=f"{setting} = {redact(url)}, which holds more than the address of a folder",
+            given=f"{setting} = {redact(url)}, which is more than the address of a folder",
             allowed=f"{protocol}://PLACE/FOLDER, without names, passwords or options: the run writes the URL into "
             "files",
             fix="Give credentials and the address of the storage in the environment (AWS_ACCESS_KEY_ID, "
-            "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL) or in the files that its tools read.",
+            "AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL) or in the files that the tools of the storage read.",
         )
     empty = not parts.path.strip("/") or (protocol != "file" and not parts.netloc) or ".." in parts.path.split("/")
     if empty or (protocol == "file" and parts.netloc):
@@ -53,7 +53,7 @@ def wrong_url(setting: str, url: str) -> ConfigError | None:
 
 
 def working_folder(url: str) -> Path:
-    """Where a run is written whose files are carried to `url`: below POSTTRAIN_RUNS, or below runs/ of this folder.
+    """Return the local folder of a run whose files are copied to `url`: in POSTTRAIN_RUNS, else in runs/.
 
     >>> working_folder("s3://bucket/runs/first/")
     PosixPath('runs/first-3ecffbec')

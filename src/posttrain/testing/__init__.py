@@ -1,4 +1,4 @@
-"""Checks for your own algorithms and rewards, as functions to call in a test. posttrain's own pass the same checks.
+"""Checks for your own algorithms and rewards, to call in a test. posttrain's algorithms and rewards pass them, too.
 
 from posttrain.testing import check_algorithm, check_reward
 

@@ -28,8 +28,8 @@ def check_algorithm(
             check_algorithm(MyAlgorithm)
             check_algorithm(MyAlgorithm(kl_coef=0.1))
 
-    A class is tested with its defaults, an instance with its settings. `skip` names checks that cannot hold; state the
-    reason in your test. Raises `ChecksFailed`, an AssertionError, with every check that failed. It takes about a
+    A class is tested with its defaults, an instance with its settings. `skip` names checks that do not apply; state the
+    reason in your test. Raises `ChecksFailed`, an AssertionError, with every failed check. It takes about a
     second.
     """
     checks = algorithm_checks(algorithm, seeds=seeds)
@@ -59,7 +59,7 @@ def algorithm_checks(algorithm: type[Algorithm] | Algorithm, *, seeds: int = SEE
 
 
 Invariance = Callable[[Any, random.Random], None]
-"""Function that tests an invariance on a step, with a random generator to split or reorder it."""
+"""Function that tests an invariance on a step. The random generator splits or reorders it."""
 
 
 def _invariances(algorithm: Algorithm) -> dict[str, Invariance]:

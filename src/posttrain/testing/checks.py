@@ -10,7 +10,7 @@ Check = Callable[[], None]
 
 
 class ChecksFailed(AssertionError):
-    """A flaw of an algorithm or a reward that would make a run wrong; `failed` has each check and its finding."""
+    """An algorithm or a reward has a flaw that would spoil a run. `failed` maps each failed check to its message."""
 
     def __init__(self, subject: str, failed: Mapping[str, str], of: int) -> None:
         self.failed = dict(failed)
@@ -26,7 +26,7 @@ def run_checks(subject: str, checks: Mapping[str, Check]) -> tuple[str, ...]:
             check()
         except AssertionError as error:
             failed[name] = str(error)
-        except Exception as error:  # any error: the other checks are reported, too
+        except Exception as error:  # any error, because the other checks must still be reported
             where = traceback.extract_tb(error.__traceback__)[-1]
             failed[name] = f"{type(error).__name__}: {error} ({where.filename}:{where.lineno})"
     if failed:

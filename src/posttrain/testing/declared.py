@@ -28,7 +28,7 @@ def settings_are_a_frozen_record(algorithm: Algorithm) -> None:
     cls = type(algorithm)
     require(bool(getattr(cls, "key", "")), "the class has no key")
     again = copy.deepcopy(algorithm)
-    require(again == algorithm and hash(again) == hash(algorithm), "a copy is not the same record")
+    require(again == algorithm and hash(again) == hash(algorithm), "a deep copy does not equal the original")
     for name, value in vars(algorithm).items():
         try:
             setattr(algorithm, name, value)
@@ -39,14 +39,16 @@ def settings_are_a_frozen_record(algorithm: Algorithm) -> None:
         cls(no_such_setting=1)  # type: ignore[call-arg]
     except ConfigError:
         return
-    raise AssertionError("an unknown setting is taken: decorate the class with posttrain.algorithms.settings.settings")
+    raise AssertionError(
+        "an unknown setting is accepted: decorate the class with posttrain.algorithms.settings.settings"
+    )
 
 
 def the_card_is_complete(algorithm: Algorithm) -> None:
     """Require all texts that `posttrain explain` shows."""
     cls = type(algorithm)
-    require(cls.data_kind in get_args(DataKind), f"data_kind = {cls.data_kind!r} is none of {get_args(DataKind)}")
-    require(algorithm.needs <= NEEDS.keys(), f"nobody computes {', '.join(algorithm.needs - NEEDS.keys())}")
+    require(cls.data_kind in get_args(DataKind), f"data_kind = {cls.data_kind!r} is not one of {get_args(DataKind)}")
+    require(algorithm.needs <= NEEDS.keys(), f"needs has unknown names: {', '.join(algorithm.needs - NEEDS.keys())}")
     require(algorithm.group_size_needed >= cls.min_group_size >= 1, "min_group_size is below 1")
     for name in ("title", "paper", "summary", "use_when", "avoid_when"):
         require(bool(getattr(cls.card, name)), f"card.{name} is empty")
@@ -61,20 +63,20 @@ def each_metric_has_a_formula(algorithm: Algorithm) -> None:
     cls = type(algorithm)
     known = {*cls.card.metrics, *cls.shared_metrics, *cls.metrics, *SHARED_METRICS, *RATIO_METRICS, *clip_formulas()}
     unknown = sorted(Tried(algorithm, raw_step(algorithm)).metrics.keys() - known)
-    require(not unknown, f"no formula of {', '.join(unknown)} in card.metrics")
+    require(not unknown, f"card.metrics has no formula for {', '.join(unknown)}")
 
 
 def every_setting_changes_something(algorithm: Algorithm) -> None:
     """Require that for each setting some value, alone or with another setting, changes the loss, its gradient, the
     state or the needs. A setting for which no other value can be guessed, such as a text, is not tested."""
     cls = type(algorithm)
-    if cls.open_composition:  # there, several other settings decide together which ones are read
+    if cls.open_composition:  # whether a setting is read depends on several others together
         return
     start = {name: vars(algorithm)[attribute] for name, attribute in attributes(cls).items()}
     values = {name: [*tried, *(MORE if tried else ())] for name, tried in values_to_try(cls).items()}
     before = _learnt(algorithm)
     dead = [name for name in start if _is_dead(cls, start, name, values, before)]
-    require(not dead, f"nothing changes with {', '.join(dead)}")
+    require(not dead, f"no value changes anything for {', '.join(dead)}")
 
 
 def _is_dead(cls: type[Algorithm], start: dict[str, Any], name: str, values: dict[str, list[Any]], before: Any) -> bool:
@@ -98,7 +100,7 @@ def _with(cls: type[Algorithm], settings: dict[str, Any]) -> Any:
 
 
 def _learnt(algorithm: Algorithm) -> tuple[str, ...]:
-    """Return the numbers as texts, so that nan equals nan."""
+    """Return what the algorithm computes as texts, so that nan equals nan."""
     return tuple(f"{one:.12g}" if isinstance(one, float) else repr(one) for one in _numbers(algorithm))
 
 
@@ -126,7 +128,7 @@ def _states(algorithm: Algorithm, experience: Experience) -> Iterator[Any]:
 
 
 def _with_a_tie_and_cuts(experience: Experience) -> Experience:
-    """Return experience in which two completions of the first prompt tie, and others except the first are cut."""
+    """Return experience with a tie in the first prompt's group, and truncated completions in the other groups."""
     rewards_PG, truncated_PG = experience.rewards_PG.clone(), torch.zeros_like(experience.scored_PG)
     rewards_PG[0, :2], truncated_PG[1:, 1:] = 1.0, True
     return replace(experience, rewards_PG=rewards_PG, truncated_PG=truncated_PG)

@@ -1,6 +1,6 @@
 """Invariances of an algorithm, as functions that raise AssertionError if one is broken.
 
-The tests of posttrain's own algorithms call them on drawn examples; `check_algorithm` calls them for any algorithm.
+posttrain's own tests call them on randomly generated examples; `check_algorithm` calls them for any algorithm.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ def require_same(actual: object, expected: object, what: str) -> None:
 
 def require_same_metrics(actual: Metrics, expected: Metrics) -> None:
     found, wanted = ({name: float(m) for name, m in each.items()} for each in (actual, expected))
-    require(found.keys() == wanted.keys(), f"other metrics: {sorted(found.keys() ^ wanted.keys())}")
+    require(
+        found.keys() == wanted.keys(), f"only one of the two has the metrics {sorted(found.keys() ^ wanted.keys())}"
+    )
     for name, value in wanted.items():
         same = math.isclose(found[name], value, rel_tol=1e-10, abs_tol=1e-12)
         require(same or (math.isnan(found[name]) and math.isnan(value)), f"metric {name}: {found[name]}, not {value}")
@@ -89,11 +91,11 @@ def any_split_sums_to_the_whole(algorithm: Algorithm, raw: Raw, owner: Sequence[
 
 
 def ranks_count_the_same_denominators(algorithm: Algorithm, raw: Raw, owner: Sequence[int]) -> None:
-    """Require that the totals of the ranks' parts add up to the step's, so that all ranks divide by the same number."""
+    """Require that the ranks' totals add up to the totals of the step, so that all ranks divide by the same number."""
     whole = Tried(algorithm, raw)
     parts = [count_totals(whole.batch.rows(rows)) for rows in _parts(whole.batch, owner)]
     summed = Totals(**{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Totals)})
-    require(summed == whole.totals, f"the totals of the ranks are {summed}, those of the step {whole.totals}")
+    require(summed == whole.totals, f"the totals of the ranks add up to {summed}, but the step has {whole.totals}")
 
 
 def _parts(batch: Batch, owner: Sequence[int]) -> list[list[int]]:
@@ -131,7 +133,7 @@ def advantages_follow_their_completions(
 
 
 def a_token_is_moved_by_its_own_advantage_alone(algorithm: PolicyGradient, raw: Experience) -> None:
-    """If `reads_token_advantages`, require that another advantage of one token does not change others' gradients."""
+    """If `reads_token_advantages`, require that one token's advantage does not change the gradient of other tokens."""
     tried = Tried(algorithm, raw)
     advantages_BT = tried.batch.advantages_BT
     if not algorithm.reads_token_advantages or advantages_BT is None or not advantages_BT.any():
@@ -144,7 +146,9 @@ def a_token_is_moved_by_its_own_advantage_alone(algorithm: PolicyGradient, raw: 
         found["logprobs_BT"].flatten().index_fill(0, place, 0.0)
         for found in (tried.gradients, gradients(tried.outputs, loss))
     )
-    require_same(after, before, "the gradients of other tokens, with another advantage of one (reads_token_advantages)")
+    require_same(
+        after, before, "the gradients of other tokens, with one token's advantage changed (reads_token_advantages)"
+    )
 
 
 # --- padding and masks -----------------------------------------------------------------------------------------------
@@ -163,11 +167,11 @@ def padding_columns_do_not_matter(algorithm: Algorithm, raw: Raw, columns: int) 
 
 
 def rows_without_trained_tokens_do_not_matter(algorithm: Algorithm, raw: Raw, *, counted: bool = False) -> None:
-    """Require the same loss without units with a row that trains nothing. `counted`: they stay in the denominator."""
+    """Require the same loss without units that have an untrained row. `counted`: they stay in the denominator."""
     whole = Tried(algorithm, raw)
     trained_B = whole.batch.completion_mask_BT.any(dim=-1).tolist()
     kept = [row for unit in whole.batch.units if all(trained_B[row] for row in unit) for row in unit]
-    if len(kept) == whole.batch.num_rows:  # the algorithm has left them out itself
+    if len(kept) == whole.batch.num_rows:  # the algorithm has already removed them
         return
     index, rows = torch.tensor(kept), whole.batch.num_rows
     dense = whole.batch.rows(index)
@@ -179,7 +183,7 @@ def rows_without_trained_tokens_do_not_matter(algorithm: Algorithm, raw: Raw, *,
 
 
 def what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, raw: Raw, hidden: float) -> None:
-    """Require that `hidden` at all places outside the mask changes nothing and that the gradient there is exactly 0."""
+    """Require that the value `hidden` outside the mask changes nothing, and that the gradient there is exactly 0."""
 
     def tried(fill: float) -> tuple[Tensor, dict[str, Tensor]]:
         filled, outside = _filled(raw, fill)
@@ -198,7 +202,8 @@ def what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, raw: Raw, h
 
     (loss, found), (expected_loss, expected) = tried(hidden), tried(-1.0)
     require(
-        torch.equal(loss, expected_loss), f"a loss of {loss.item()} with {hidden} outside the mask, not {expected_loss}"
+        torch.equal(loss, expected_loss),
+        f"the loss is {loss.item()} with {hidden} outside the mask, not {expected_loss}",
     )
     for name, gradient in expected.items():
         require(torch.equal(found[name], gradient), f"{hidden} outside the mask changes the gradient of {name}")
@@ -212,7 +217,7 @@ def _filled(raw: Raw, fill: float) -> tuple[Raw, Tensor]:
 
 
 def an_all_masked_step_is_zero(algorithm: Algorithm, raw: Raw) -> None:
-    """Require a loss of 0 for a step without trained tokens, and not nan from 0 / 0."""
+    """Require a loss of 0 for a step without trained tokens, instead of nan from 0 / 0."""
     _require_zero(algorithm, replace(raw, completion_mask_BT=torch.zeros_like(raw.completion_mask_BT)), "no token")
 
 
@@ -254,7 +259,7 @@ def a_log_ratio_of_100_stays_finite(algorithm: Algorithm, raw: Raw, difference: 
     tried = Tried(algorithm, far)
     require(bool(tried.loss.isfinite()), f"a log-ratio of {difference} gives a loss of {tried.loss.item()}")
     for name, gradient in tried.gradients.items():
-        require(bool(gradient.isfinite().all()), f"a log-ratio of {difference} gives a gradient in {name} not finite")
+        require(bool(gradient.isfinite().all()), f"a log-ratio of {difference} gives a non-finite gradient in {name}")
 
 
 def on_policy_the_old_log_probabilities_may_be_left_out(algorithm: Algorithm, experience: Experience) -> None:
@@ -284,7 +289,7 @@ def nan_among_trained_tokens_reaches_the_loss(algorithm: Algorithm, raw: Raw) ->
 
 
 def only_the_outputs_carry_gradient(algorithm: Algorithm, raw: Raw) -> None:
-    """Require that no gradient flows through rewards, old or reference log-probabilities, even if they require one."""
+    """Require that no gradient flows to rewards, old or reference log-probabilities, even if they require one."""
     names = ("old_logprobs_BT", "ref_logprobs_BT", "rewards_PG", "mismatched_log_ratios_B")
     given = {name: x.clone().requires_grad_() for name in names if (x := getattr(raw, name, None)) is not None}
     tried = Tried(algorithm, replace(raw, **given))
@@ -317,5 +322,5 @@ def outputs_of_another_shape_are_refused(algorithm: Algorithm, raw: Raw) -> None
         except ValueError:
             continue
         raise AssertionError(
-            f"{name} of one row is broadcast over {len(x)}: begin the loss with Outputs.of(outputs, batch)"
+            f"one row of {name} is broadcast over {len(x)} rows: begin the loss with Outputs.of(outputs, batch)"
         )

@@ -1,6 +1,6 @@
-"""An algorithm on a tiny language model: its parameters' gradient must not depend on packing, padding or splitting.
+"""Tests an algorithm on a tiny language model: the gradient must not depend on packing, padding or splitting.
 
-Packed rows share the prompt of a group; padded rows go through transformers unchanged, with whole logits.
+Packed rows share the prompt of a group. Padded rows run through the unchanged transformers model, with full logits.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ ROWS, VOCABULARY = 8, 23
 LENGTHS = (5, 1, 3, 8, 0, 4, 2, 7)
 """Lengths of the completions in tokens; one is empty."""
 PROMPTS = (3, 17)
-"""Lengths of the two prompts in tokens. Completions share the long one, and each row reads the short one."""
+"""Lengths of the two prompts, in tokens. Rows share the long prompt, and each row repeats the short one."""
 SPLITS: dict[str, list[list[int]]] = {
     "1x8": [list(range(ROWS))],
     "8x1": [[row] for row in range(ROWS)],
@@ -36,7 +36,7 @@ SPLITS: dict[str, list[list[int]]] = {
 
 
 def tiny_model(attention: str = "sdpa") -> LlamaForCausalLM:
-    """Two layers in float64, with a critic on the same trunk as `value_head`."""
+    """Return a model of two layers in float64. `value_head` is a critic head on the same trunk."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.random.fork_rng(devices=[]):
@@ -57,9 +57,9 @@ def tiny_model(attention: str = "sdpa") -> LlamaForCausalLM:
 
 
 def exact_norms(model: Any) -> Any:
-    """The same model with norms that keep to its precision: those of transformers add up in float32, always.
+    """Replace the norms of the model by norms in its own precision. Norms of transformers always compute in float32.
 
-    Then a gradient that several rows sum before a norm and one that they sum behind it differ by 1e-7, not by 1e-16.
+    With norms in float32, gradients summed over rows before and after a norm would differ by 1e-7, and not by 1e-16.
     """
     for parent in list(model.modules()):
         for name, norm in parent.named_children():
@@ -71,7 +71,7 @@ def exact_norms(model: Any) -> Any:
 
 
 def tiny_experience(prompts: Sequence[int] = PROMPTS) -> Experience:
-    """Two prompts, four completions each, of different lengths; one is empty and one could not be scored."""
+    """Return two prompts with four completions each, of different lengths. One is empty, and one has no score."""
     dice = random.Random(0)
     asked = [[dice.randrange(3, VOCABULARY) for _ in range(length)] for length in prompts]
     rows = [(asked[row // 4], [dice.randrange(3, VOCABULARY) for _ in range(n)]) for row, n in enumerate(LENGTHS)]
@@ -106,7 +106,7 @@ def forward(model: Any, batch: Batch) -> Outputs:
 
 
 def padded_forward(model: Any, batch: Batch) -> Outputs:
-    """Return the outputs without packing: right-padded rows, an attention mask, whole logits."""
+    """Return the outputs without packing: right-padded rows, an attention mask, full logits."""
     assert batch.tokens is not None
     ids_BT, mask_BT = batch.tokens.input_ids_BT, batch.completion_mask_BT
     attention_BT = torch.arange(ids_BT.shape[1])[None, :] < batch.tokens.lengths_B[:, None]
@@ -149,7 +149,7 @@ def gradients_of(model: Any) -> Tensor:
 
 
 def step_on_a_model(algorithm: Algorithm, model: Any) -> Batch:
-    """A step of sampled rows, or of given ones, whose tokens the model can read; prepared."""
+    """Return a prepared step of sampled or given rows, with tokens from the vocabulary of the model."""
     experience = tiny_experience()
     if algorithm.data_kind == "prompts":
         batch = algorithm.to_batch(experience, algorithm.initial_state())
@@ -176,7 +176,7 @@ def packing_and_micro_batches_do_not_matter(algorithm: Algorithm, tolerance: flo
     batch = step_on_a_model(algorithm, model)
     whole = [list(range(batch.num_rows))]
     expected, expected_loss = gradient(model, algorithm, batch, whole)
-    require(bool(expected.norm() > 1e-6), "the gradient is 0, which would agree with anything")
+    require(bool(expected.norm() > 1e-6), "the gradient is 0, so the comparison would prove nothing")
     units = batch.units
     first = [row for unit in units[:-1] for row in unit]
     others = {
@@ -188,4 +188,4 @@ def packing_and_micro_batches_do_not_matter(algorithm: Algorithm, tolerance: flo
     for name, (split, way) in others.items():
         found, loss = gradient(model, algorithm, batch, split, way)
         torch.testing.assert_close(found, expected, atol=tolerance, rtol=0, msg=lambda said, n=name: f"{n}: {said}")
-        require(abs(loss - expected_loss) <= tolerance, f"{name}: a loss of {loss}, not {expected_loss}")
+        require(abs(loss - expected_loss) <= tolerance, f"{name}: the loss is {loss}, not {expected_loss}")

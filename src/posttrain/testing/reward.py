@@ -1,4 +1,4 @@
-"""`check_reward`: the audit of a reward as an assertion."""
+"""`check_reward`: runs the audit of a reward as an assertion."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def check_reward(
         def test_my_reward():
             check_reward("my_rewards.py:grade", "task:arithmetic")
 
-    `rows` are at least 50 rows, or where to read them; `options` are those of `posttrain.rewards.audit`. `skip` names
-    checks that cannot hold, with a reason beside it in your test. Raises `ChecksFailed`, an AssertionError, with every
-    check that failed, and examples to try by hand; warnings do not count. Takes seconds.
+    `rows` has at least 50 rows, or names their source. `options` go to `posttrain.rewards.audit`. `skip` names checks
+    that do not apply; state the reason in your test. Raises `ChecksFailed`, an AssertionError, with every failed check
+    and examples to try by hand. Warnings do not count as failures. It takes a few seconds.
     """
     names = [check.name for check in CHECKS]
     if unknown := [name for name in skip if name not in names]:
@@ -35,7 +35,9 @@ def check_reward(
     report = audit(reward, rows, only=[name for name in only if name not in skip], **options)
     made = [finding for finding in report.checks if finding.status != "skipped"]
     if not made:
-        raise ChecksFailed(report.reward, {"time": "no check could be made: give more seconds"}, of=len(report.checks))
+        raise ChecksFailed(
+            report.reward, {"time": "no check had time to run: pass a larger value of seconds"}, of=len(report.checks)
+        )
     failed = {
         finding.check: "\n    ".join([f"{finding.text} (limit: {finding.limit})", *finding.examples])
         for finding in made

@@ -1,7 +1,7 @@
-"""A whole optimizer step of any kind of data, drawn at random, on which an algorithm is tried.
+"""Random data of any kind for one whole optimizer step, to test an algorithm.
 
-It has what breaks losses: rows of different lengths, holes, a row without trained tokens, a completion without a
-reward, log-ratios on both sides of every usual clip, and nan or infinity wherever nobody may read.
+The step has everything that breaks losses: rows of different lengths, gaps in the mask, a row without trained tokens, a
+completion without a reward, log-ratios on both sides of each usual clip, and nan or infinity where no loss may read.
 
 P prompts, G completions each, B = P·G rows, T tokens, K rewards.
 """
@@ -32,9 +32,9 @@ def raw_step(algorithm: Algorithm, seed: int = 0) -> Raw:
 
 
 def make_experience(seed: int = 0) -> Experience:
-    """Three prompts of four completions: with holes, one empty, one without a reward, and nan around them.
+    """Return three prompts with four completions each: gaps in the mask, one empty, one unscored, nan elsewhere.
 
-    Log ratios keep away from the kinks of the clips at 0.8, 1.2, 1.28 and 1.5.
+    The ratios stay away from the kinks of the clips at 0.8, 1.2, 1.28 and 1.5.
     """
     generator = torch.Generator().manual_seed(seed)
     rows = P * G
@@ -66,7 +66,7 @@ def make_experience(seed: int = 0) -> Experience:
 
 
 def random_step(kind: str, seed: int, pairs: int = 6, columns: int = 8) -> tuple[Tensor, Batch]:
-    """Log-probabilities with gradient, and a batch: with holes, one empty row, and nan or infinity around them."""
+    """Return log-probabilities with gradient, and a batch: gaps in the mask, one empty row, nan or infinity outside."""
     generator = torch.Generator().manual_seed(seed)
 
     def uniform(*shape: int) -> Tensor:
@@ -89,8 +89,8 @@ def random_step(kind: str, seed: int, pairs: int = 6, columns: int = 8) -> tuple
 
 
 def make_outputs(raw: Raw, *, scores: bool = False) -> Outputs:
-    """What a forward pass would give, as leaves with gradient: a policy that has moved from `old`, to where the
-    sampler's numbers stand in for it. Entropies, values and scores follow from the log-probabilities."""
+    """Return the outputs of a forward pass, as leaves with gradient. The sampler's log-probabilities stand in for those
+    of an updated policy. Entropies, values and scores are computed from the log-probabilities."""
     moved_BT = raw.sampling_logprobs_BT if isinstance(raw, Experience) else raw.current_logprobs_BT
     assert moved_BT is not None
     logprobs_BT = moved_BT.detach().clone().requires_grad_()
@@ -108,7 +108,7 @@ def make_outputs(raw: Raw, *, scores: bool = False) -> Outputs:
 
 
 def make_batch(algorithm: Algorithm, raw: Raw) -> Batch:
-    """Return the batch that the algorithm makes of the step, after `prepare`."""
+    """Return the batch that the algorithm makes from the step, after `prepare`."""
     if isinstance(raw, Batch):
         return algorithm.prepare(raw)
     batch = Batch.from_experience(raw)
@@ -121,12 +121,12 @@ def make_batch(algorithm: Algorithm, raw: Raw) -> Batch:
 
 
 def rows_of(outputs: Outputs, index: Tensor | Sequence[int]) -> Outputs:
-    """The outputs of these rows."""
+    """Return the outputs of the rows in `index`."""
     return outputs.each(lambda x: x[index])
 
 
 def leaves_of(outputs: Outputs) -> dict[str, Tensor]:
-    """The tensors of the forward pass that a gradient can reach."""
+    """Return the output tensors that require a gradient."""
     found = {field.name: getattr(outputs, field.name) for field in fields(outputs)}
     return {name: x for name, x in found.items() if isinstance(x, Tensor) and x.requires_grad}
 
@@ -156,7 +156,7 @@ def _pad(x_BT: Tensor, columns: int) -> Tensor:
 
 
 def select(experience: Experience, prompts: Sequence[int], members: Sequence[int]) -> tuple[Experience, Tensor]:
-    """The experience with its prompts, and the completions of each, in another order; and where each row came from."""
+    """Return the experience with reordered prompts and completions, and the old index of each row."""
     index_B = torch.tensor([p * G + g for p in prompts for g in members])
     prompts, members = list(prompts), list(members)
     tensors = {f.name: getattr(experience, f.name) for f in fields(experience)}

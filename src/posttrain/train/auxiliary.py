@@ -1,6 +1,6 @@
 """A next-token loss on other data, added to the policy loss: the PTX term of Kimi K2.
 
-It keeps the model from forgetting what is not rewarded.
+It keeps the model from forgetting abilities that the rewards do not measure.
 
     loss of the update + coef * mean negative log-probability of the auxiliary rows' trained tokens
 

@@ -1,4 +1,4 @@
-"""Uploads of a run whose output is a URL: its files go there while it trains, and so does its last error."""
+"""Uploads of a run whose output is a URL: the run uploads its files while it trains, and its error if it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The engines of a run that are processes of their own, and the parts of a run that use them."""
+"""The engines of a run that have their own processes, and the parts of a run that use them."""
 
 from __future__ import annotations
 

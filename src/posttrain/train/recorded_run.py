@@ -1,6 +1,6 @@
 """The content of a run's folder that a replay needs: settings, steps, checkpoints and metrics.
 
-It is read and never written.
+This module only reads the folder.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ The rollout files hold the sampled answers of each step, their policy versions, 
 that reads them computes the same as before, whatever schedule produced its groups. It needs no samplers, rewards,
 judges or held-out data. Runs on given answers read their rows from the data again.
 
-With changed settings a replay is a what-if on the same data. It claims no equality, and measures how far its weights
-end up from the run's weights.
+With changed settings, a replay answers a what-if question on the same data. It does not claim equal weights. It
+measures the distance between its final weights and the run's.
 """
 
 from __future__ import annotations

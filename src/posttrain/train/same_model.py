@@ -1,8 +1,9 @@
 """The check that a resumed run still finds the model that it was started with, if later steps depend on that model.
 
-Trained weights come from the checkpoint. The base of adapters and the reference are read again from model.path. If
-another model is there by then (trained again, or another revision on the Hub), the run would use it without notice, and
-the same adapters on another base are another model. So start.json in the run's folder keeps a hash of the first model:
+Trained weights come from the checkpoint. The base of adapters and the reference are read again from model.path. If that
+path has a different model by then (trained again, or a new revision on the Hub), the run would use it without notice.
+The same adapters on a different base are a different model. So start.json in the run's folder keeps a hash of the first
+model:
 
     {"sha256": ...}     hash of the names and shapes of all weights, and of some numbers of each
 """

@@ -2,7 +2,7 @@
 
 People often resume a run because they edited a reward, so a change is no error. But the old rewards judged the baseline
 and every earlier step, and the report compares these with what the new rewards judge. So rewards.json in the run's
-folder keeps what can be known of each reward:
+folder keeps the known facts about each reward:
 
     {"rewards": {"brevity": {"name": "brevity", "weight": 0.5, "gate": null, "settings": {}, "file": "<sha256>"}},
      "check": {}}

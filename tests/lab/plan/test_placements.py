@@ -90,11 +90,9 @@ def test_the_plan_takes_what_the_run_takes():
 def test_the_plan_says_both():
     plan = planned()
     text = " ".join(plan.render().split())
-    assert (
-        "Server vLLM takes 3.2 GiB: weights 1.2 GiB, keys and values 48 MiB (for up to 8 rows), its own 2.0 GiB" in text
-    )
+    assert "Server vLLM takes 3.2 GiB: weights 1.2 GiB, KV cache 48 MiB (for up to 8 rows), overhead 2.0 GiB" in text
     assert "shared (one GPU, in turns) fits: yes" in text
-    assert "steps an hour; taken beside (a GPU each) fits: yes" in text
+    assert "steps an hour; chosen beside (a GPU each) fits: yes" in text
     told = plan.to_json()["placements"]
     assert [one["placement"] for one in told if one["chosen"]] == ["shared"]
     assert told[0]["server"]["awake"] == 1_260_334_848 + 50_331_648 + OVERHEAD

@@ -193,7 +193,7 @@ def refuse(plan: Plan, least: Verdict, folder: Path) -> None:
 def _way_out(plan: Plan) -> str:
     more = "`posttrain plan CONFIG` shows where the memory goes."
     if not plan.changes:
-        elsewhere = f"; as it is, it fits on {', or '.join(plan.elsewhere)}" if plan.elsewhere else ""
+        elsewhere = f"; without changes, it fits on {', or '.join(plan.elsewhere)}" if plan.elsewhere else ""
         return f"No settings make it fit here: use a smaller model, or a machine with more memory{elsewhere}. {more}"
     commands = ", or ".join(change.command for change in plan.changes)
     return f"It {_how_surely(plan)}fits with {commands}. {more}"

@@ -176,19 +176,20 @@ def _memory(plan: Plan) -> list[str]:
     alone = [f"but {alone}"] if (alone := _on_one_device(plan)) else []
     if plan.too_large_to_start:
         alone.append(
-            f"but the first rank samples from a copy of the model: {size(plan.start_bytes)} in float32 while loading"
+            f"but the first rank samples from a copy of the model, "
+            f"and loading it takes {size(plan.start_bytes)} in float32"
         )
     rows = [_phase(phase, max(verdict.available, verdict.needed)) for phase in plan.memory.phases]
     peak = plan.memory.peak
     parts = sorted(peak.parts, key=lambda part: -part.bytes)
     largest = ", ".join(f"{size(part.bytes)} {part.role} {part.what}" for part in parts[:5])
-    moment = f" at the {peak.moment}" if peak.moment else ""
+    moment = f", at the {peak.moment}" if peak.moment else ""
     factor = plan.hardware.memory_factor
     if factor != 1.0:
         head += f", with inexact parts times {factor:.2f}, as measured"
     if (main := plan.main_memory) is not None:
         alone.append(f"main memory of a machine {main.sentence()} (±{main.error:.0%})")
-    return [head, *alone, *rows, f"most while it {_doing(peak.name)}{moment}: {largest}"]
+    return [head, *alone, *rows, f"peak while it {_doing(peak.name)}{moment}: {largest}"]
 
 
 def _on_one_device(plan: Plan) -> str:
@@ -210,7 +211,7 @@ def _phase(phase: Phase, whole: int) -> str:
 def _changes(plan: Plan) -> list[str]:
     if plan.fits:
         return []
-    elsewhere = [f"as it is, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
+    elsewhere = [f"without changes, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
     if not plan.changes:
         return ["no settings make it fit here: use a smaller model, or more memory", *elsewhere]
     told = [f"{c.command}: {size(c.bytes)}{_a_step(c)}; {', '.join(c.costs)}" for c in plan.changes]
@@ -240,7 +241,7 @@ def _time(plan: Plan) -> list[str]:
     return [
         f"{most}{duration(plan.step_seconds)} a step ({parts})",
         f"{duration(plan.run_seconds)} for {plan.workload.steps:,} steps and {evaluations}",
-        f"a step is {operations(work.flops)} and moves {size(work.bytes)} of memory{between}",
+        f"a step computes {operations(work.flops)} and moves {size(work.bytes)} of memory{between}",
         *_waited(plan),
         *_wasted(plan),
     ]
@@ -252,11 +253,9 @@ def _at_most(plan: Plan) -> str:
     if plan.workload.data_kind != "prompts" or told.mean_completion_tokens is not None:
         return ""
     if turns is None:
-        return "at most, with every answer of the maximum length: "
+        return "at most, if every answer has the maximum length: "
     return (
-        ""
-        if told.mean_turns is not None
-        else ("at most, with the maximum number of turns, each of the maximum length: ")
+        "" if told.mean_turns is not None else ("at most, if trajectories have all turns, each of the maximum length: ")
     )
 
 
@@ -276,8 +275,8 @@ def _beside(plan: Plan) -> list[str]:
     told = [
         f"{engines} while the model trains: {found.steps_per_hour:,.0f} steps an hour, {gain} as many as "
         f"in turns ({found.in_turns:,.0f})",
-        f"the trainer waits {percent(found.trainer_idle)} of the time, engines are idle "
-        f"{percent(found.engines_idle)} of theirs",
+        f"the trainer waits {percent(found.trainer_idle)} of the time, and engines are idle "
+        f"{percent(found.engines_idle)} of the time",
         f"trained tokens are {found.mean_age:.1f} versions old on average, 95% of them at most {found.p95_age}, the "
         f"oldest {found.oldest}; {percent(found.masked)} are older than train.max_staleness = {train.max_staleness}",
     ]
@@ -335,14 +334,14 @@ def _server(plan: Plan) -> list[str]:
     taken = next(one for one in plan.placements if one.chosen)
     server, row = taken.server, plan.workload.max_batch_rows
     told = [
-        f"vLLM takes {size(server.awake)}: weights {size(server.weights)}, keys and values {size(server.cache)} (for "
-        f"up to {row} rows), its own {size(server.overhead)}; asleep {size(server.asleep)}"
+        f"vLLM takes {size(server.awake)}: weights {size(server.weights)}, KV cache {size(server.cache)} (for up "
+        f"to {row} rows), overhead {size(server.overhead)}; {size(server.asleep)} when asleep"
     ]
     for one in plan.placements:
         words = "one GPU, in turns" if one.placement == "shared" else "a GPU each"
         if one.placement == "shared" and plan.config.train.lead:
             words += ", train.run_ahead = 0"
-        taken = "; taken" if one.chosen else ""
+        taken = "; chosen" if one.chosen else ""
         told.append(
             f"{one.placement} ({words})  {one.verdict.sentence()}; {one.steps_per_hour:,.0f} steps an hour{taken}"
         )
@@ -379,14 +378,14 @@ def _disk(plan: Plan) -> list[str]:
 def _assumed(plan: Plan) -> list[str]:
     shares = plan.hardware.efficiency
     told = [
-        f"{percent(shares.compute)} of the peak in products, {percent(shares.bandwidth)} of the memory's bandwidth "
-        f"({shares.source})",
-        f"trained weights in float32, products in {plan.workload.precision}",
+        f"{percent(shares.compute)} of the peak in matrix products, {percent(shares.bandwidth)} of the memory "
+        f"bandwidth ({shares.source})",
+        f"trained weights in float32, matrix products in {plan.workload.precision}",
         _rows_assumed(plan),
-        "not counted: your reward functions, judges, reading data, writing checkpoints",
+        "not included: your reward functions, judges, reading data, writing checkpoints",
     ]
     if plan.config.reward_model is not None:
-        told.append("not counted either: training the reward model first; plan its section separately")
+        told.append("not included either: training the reward model first; plan its section separately")
     told += _turns_assumed(plan)
     if plan.workload.device == "cuda" and shares.source == "assumed":
         told.append(
@@ -415,9 +414,9 @@ def _turns_assumed(plan: Plan) -> list[str]:
             f"tools and environments answer within {duration(turns.seconds)} (--call-seconds), in parallel for half "
             "of the open trajectories"
         )
-    told.append("a returning trajectory is computed again from its first token, in every turn")
+    told.append("in every turn, a trajectory is computed again from its first token")
     if plan.config.environment.history == "split" or plan.config.agent.history == "split":
-        told.append("history is counted once, although split computes it again in every turn")
+        told.append("the history is counted once, although history = split computes it again in every turn")
     return told
 
 
@@ -453,7 +452,7 @@ def _links_assumed(plan: Plan) -> list[str]:
         network = f"{percent(shares.network)} of {hardware.device.network / 1e9:,.3g} GB/s from each to other machines"
         link += f", {network} (--network)"
     if plan.workload.sharding in ("full", "hybrid"):
-        link += "; weights and gradients move while ranks compute, except the first and last of a pass"
+        link += "; weights and gradients move during computation, except the first and last of a pass"
     return [link]
 
 
