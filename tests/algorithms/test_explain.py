@@ -99,7 +99,8 @@ def test_settings_come_from_the_class():
     by_name = {s.name: s for s in explain("grpo").settings}
     clip_low = by_name["clip_low"]
     assert (clip_low.type, clip_low.default) == ("number >= 0", 0.2)
-    assert clip_low.doc.startswith("Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low")
+    text = "Lower clip bound, as a distance from 1: a token with A < 0 gains nothing from a ratio below 1 - clip_low."
+    assert clip_low.doc == text
     assert "TRL, verl, OpenRLHF" in clip_low.source
     assert by_name["dual_clip"].type == "number > 1, or none"
     assert by_name["kl_estimator"].type == "one of k2, k3, k1_corrected, k2_corrected, k3_corrected"

@@ -180,7 +180,7 @@ def test_the_last_engine_is_not_waited_for_in_environments():
     controller.handle(Asked())
     [*_, stop] = controller.handle(Lost("a", "was killed"))
     assert isinstance(stop, Stop)
-    assert "no engine is left; the last one was a (was killed)" in stop.cause
+    assert "no engine is left; the last, a, was lost: was killed" in stop.cause
     assert waiting(controller) == set()
 
 
@@ -424,7 +424,7 @@ def test_an_engine_that_is_lost_too_often_stays_away_and_the_last_one_ends_the_r
     commands = controller.handle(Asked()) + controller.handle(Lost("a", "was killed"))
     cause = "row 0 was lost 2 times since its last token: a, which was killed"
     assert commands[:3] == [Dismiss("a"), GiveUp(0, cause), GiveUp(1, cause)]
-    assert commands[3:] == [Stop("no engine is left; the last one was a (was killed)", failed=True)]
+    assert commands[3:] == [Stop("no engine is left; the last, a, was lost: was killed", failed=True)]
 
 
 def test_engines_that_never_start_end_the_run_before_anything_is_published():
@@ -434,7 +434,7 @@ def test_engines_that_never_start_end_the_run_before_anything_is_published():
     assert commands[:3] == [Restart("a"), Dismiss("a"), Restart("b")]
     assert commands[3:] == [
         Dismiss("b"),
-        Stop("no engine is left; the last one was b (exited with code 1)", failed=True),
+        Stop("no engine is left; the last, b, was lost: exited with code 1", failed=True),
     ]
 
 

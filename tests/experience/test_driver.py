@@ -336,7 +336,7 @@ def test_when_no_engine_is_left_the_run_ends_and_says_who_was_waited_for(wrong):
 def test_an_engine_that_does_nothing_while_it_starts_has_no_more_time_than_one_that_draws():
     with (
         World(HangsWhileItStarts, forever=True) as world,
-        pytest.raises(EngineError, match=r"the last one was engine 0 \(it has done nothing in . s"),
+        pytest.raises(EngineError, match=r"the last, engine 0, was lost: it has done nothing in . s"),
     ):
         world.train()
     assert len(world.made) == 3

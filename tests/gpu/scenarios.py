@@ -49,7 +49,7 @@ SCENARIOS = {
     "memory written to during a copy": Scenario(algorithm="grpo", settings=REWARDS, plant="missing wait"),
 }
 PLANTS = [name for name, scenario in SCENARIOS.items() if scenario.plant is not None]
-HONEST = ["grpo", "grpo, one micro-batch", "grpo, LoRA and reference"]
+HONEST = ["grpo", "grpo, one micro-batch", "grpo, LoRA and reference", "dpo"]
 THOROUGH = [name for name in SCENARIOS if name not in (*HONEST, *PLANTS)]
 READ_IN_THE_LOOP = ["grpo", "a number read in the loop"]
 QUICK = [*HONEST, *(name for name in PLANTS if name not in READ_IN_THE_LOOP)]

@@ -27,6 +27,7 @@ from transformers import (
 
 QUICK = [
     "grpo, LoRA and reference",
+    "ppo, shared critic",
     "grpo, one row",
     "grpo, a copy on each rank",
     "grpo, Qwen3, divided",

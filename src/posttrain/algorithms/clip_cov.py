@@ -33,9 +33,10 @@ class ClipCov(PolicyGradient):
     metrics = {"policy/selected_fraction": "share of trained tokens that were chosen"} | clip_formulas()
 
     clip_low: NonNegative = 1.0
-    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain. 1: no bound."""
+    """Lower clip bound, as a distance from 1: a token with A < 0 gains nothing from a ratio below 1 - clip_low. 1: no
+    bound."""
     clip_high: NonNegative = 1.0
-    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
+    """Upper clip bound, as a distance from 1: a token with A > 0 gains nothing from a ratio above 1 + clip_high."""
     cov_low: Finite = 1.0
     """Lower bound of the covariance: the draw considers only tokens with a larger one."""
     cov_high: Finite = 5.0

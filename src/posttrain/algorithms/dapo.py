@@ -31,10 +31,10 @@ class DAPO(PolicyGradient):
     metrics = clip_formulas() | DUAL_CLIP_METRICS
 
     clip_low: NonNegative = 0.2
-    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
+    """Lower clip bound, as a distance from 1: a token with A < 0 gains nothing from a ratio below 1 - clip_low."""
     clip_high: NonNegative = 0.28
-    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain. It is wider than
-    clip_low so that rare tokens can become likely ("clip-higher")."""
+    """Upper clip bound, as a distance from 1: a token with A > 0 gains nothing from a ratio above 1 + clip_high. It is
+    wider than clip_low so that rare tokens can become likely ("clip-higher")."""
     dual_clip: AboveOne | None = None
     """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0

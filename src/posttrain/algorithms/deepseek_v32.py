@@ -33,9 +33,9 @@ class DeepSeekV32(PolicyGradient):
     )
 
     clip_low: NonNegative = 0.2
-    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
+    """Lower clip bound, as a distance from 1: a token with A < 0 gains nothing from a ratio below 1 - clip_low."""
     clip_high: NonNegative = 0.2
-    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
+    """Upper clip bound, as a distance from 1: a token with A > 0 gains nothing from a ratio above 1 + clip_high."""
     dual_clip: AboveOne | None = None
     """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     max_negative_divergence: Positive | None = 0.5

@@ -36,10 +36,11 @@ class DPPO(PolicyGradient):
     divergence: Divergence = "tv"
     """Measure of the change of the sampled token's probability. tv: |p - p_old|; kl: the binary KL."""
     divergence_low: NonNegative = 0.15
-    """Largest divergence of a token that becomes less likely, if its advantage is not positive. With kl use about
-    0.05."""
+    """Largest divergence of a token that becomes less likely, if its advantage is not positive. A token beyond it gets
+    no gradient. With kl use about 0.05."""
     divergence_high: NonNegative = 0.15
-    """Largest divergence of a token that becomes more likely, if its advantage is positive. With kl use about 0.05."""
+    """Largest divergence of a token that becomes more likely, if its advantage is positive. A token beyond it gets no
+    gradient. With kl use about 0.05."""
     max_ratio: AboveOne = 20.0
     """Largest weight of a token."""
 

@@ -31,9 +31,9 @@ class DrGRPO(PolicyGradient):
     """Constant that divides the token sum of a completion. It must not depend on the batch. If unset, a run uses
     sampling.max_completion_length."""
     clip_low: NonNegative = 0.2
-    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
+    """Lower clip bound, as a distance from 1: a token with A < 0 gains nothing from a ratio below 1 - clip_low."""
     clip_high: NonNegative = 0.2
-    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
+    """Upper clip bound, as a distance from 1: a token with A > 0 gains nothing from a ratio above 1 + clip_high."""
     dual_clip: AboveOne | None = None
     """Upper bound of a token's loss if its advantage is negative, as a multiple of |A|. None: no bound."""
     kl_coef: NonNegative = 0.0

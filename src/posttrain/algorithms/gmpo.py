@@ -29,9 +29,11 @@ class GMPO(PolicyGradient):
     metrics = band_formulas("trained tokens", "d < -clip_low", "d > clip_high")
 
     clip_low: NonNegative = 0.4
-    """Lower clip bound in log space: a token log-ratio below -clip_low gives no further gain. 0.4 means ratio 0.67."""
+    """Lower clip bound in log space: a token with A < 0 gains nothing from a log-ratio below -clip_low. 0.4 means
+    ratio 0.67."""
     clip_high: NonNegative = 0.4
-    """Upper clip bound in log space: a token log-ratio above clip_high gives no further gain. 0.4 means ratio 1.49."""
+    """Upper clip bound in log space: a token with A > 0 gains nothing from a log-ratio above clip_high. 0.4 means
+    ratio 1.49."""
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
         self.require_group(experience)

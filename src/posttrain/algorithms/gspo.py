@@ -29,10 +29,11 @@ class GSPO(PolicyGradient):
     }
 
     clip_low: NonNegative = 3e-4
-    """Lower clip bound, as a distance from 1: a completion ratio below 1 - clip_low gives no further gain. The ratio is
-    a mean over tokens, so it moves a thousand times less than the ratio of a single token."""
+    """Lower clip bound, as a distance from 1: a completion with A < 0 gains nothing from a ratio below 1 - clip_low. The
+    ratio is a mean over tokens, so it moves a thousand times less than the ratio of a single token."""
     clip_high: NonNegative = 4e-4
-    """Upper clip bound, as a distance from 1: a completion ratio above 1 + clip_high gives no further gain."""
+    """Upper clip bound, as a distance from 1: a completion with A > 0 gains nothing from a ratio above
+    1 + clip_high."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference. With 0 no reference model is loaded."""
     kl_estimator: KLInLoss = "k3"

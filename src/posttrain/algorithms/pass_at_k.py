@@ -34,9 +34,9 @@ class PassAtK(PolicyGradient):
     correct_at: Finite = 1.0
     """Reward from which a completion counts as correct. Every other completion counts as wrong."""
     clip_low: NonNegative = 0.2
-    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
+    """Lower clip bound, as a distance from 1: a token with A < 0 gains nothing from a ratio below 1 - clip_low."""
     clip_high: NonNegative = 0.2
-    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
+    """Upper clip bound, as a distance from 1: a token with A > 0 gains nothing from a ratio above 1 + clip_high."""
 
     @property
     def correct_from(self) -> float:

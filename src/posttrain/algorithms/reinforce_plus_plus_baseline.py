@@ -30,9 +30,9 @@ class ReinforcePlusPlusBaseline(PolicyGradient):
     metrics = clip_formulas()
 
     clip_low: NonNegative = 0.2
-    """Lower clip bound, as a distance from 1: a token ratio below 1 - clip_low gives no further gain."""
+    """Lower clip bound, as a distance from 1: a token with A < 0 gains nothing from a ratio below 1 - clip_low."""
     clip_high: NonNegative = 0.2
-    """Upper clip bound, as a distance from 1: a token ratio above 1 + clip_high gives no further gain."""
+    """Upper clip bound, as a distance from 1: a token with A > 0 gains nothing from a ratio above 1 + clip_high."""
     kl_coef: NonNegative = 0.0
     """Weight of the KL to the reference in the loss (estimator k2). With 0 no reference model is loaded."""
     gamma: UnitInterval = 1.0

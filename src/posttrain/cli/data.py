@@ -99,7 +99,7 @@ def answers(
     at_least: Annotated[float, typer.Option(help="Keep an answer if its sum of rewards is at least this.")] = 1.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers sampled for each prompt; the best is kept.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.01, help="Sampling temperature.")] = 0.7,
-    max_length: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer; longer ones are dropped.")] = 256,
+    max_length: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer; cut ones are dropped.")] = 256,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts: the first ones.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')

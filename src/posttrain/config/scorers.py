@@ -1,4 +1,4 @@
-"""The sections of what scores answers: rewards, checks, and language models that judge.
+"""The config sections for scorers: rewards, checks, and language models that judge.
 
 `wrong_gate` finds gates of rewards that lead nowhere; `rewards/gates.py` explains gates.
 """
@@ -198,8 +198,9 @@ class Scorer(Part):
     judge: JudgeConfig | None = None
     """A language model that compares or grades answers."""
     timeout: Positive = 10.0
-    """Time limit of one call with a whole batch, in seconds. After it, the call is killed and its completions are
-    unscored, never 0. A reward model has no limit, and a judge has its own."""
+    """Time limit of one call, in seconds: for a whole batch if the function takes lists, else for one completion. After
+    it, the call is killed and its completions are unscored, never 0. A reward model has no limit, and a judge
+    has its own."""
     settings: dict[str, JsonValue] = {}
     """Keyword arguments for the reward. For a model, `normalize: true` gives scores mean 0 and standard deviation 1 on
     its own held-out answers. Do not put secrets here: read them from the environment."""

@@ -387,7 +387,8 @@ class RolloutConfig(Part):
     If false, keys and values are computed again."""
     deadline: Positive = 120
     """Time limit of an engine, in seconds, to sample a token or to load new weights. An engine that takes longer counts
-    as lost, and its completions continue on another one. The time limit to start is 300 s or five times this limit."""
+    as lost, and its completions continue on another one. The time limit to start is five times as
+    long, but at least 300 s."""
 
 
 class ClusterConfig(Part):
@@ -590,7 +591,7 @@ class EvaluationConfig(Part):
     writing: Natural = 8
     """Number of prompts that the model answers before and after training, greedily and in at most 64 tokens, to show
     whether it still writes. Its loss on a page of plain English is also measured. A run that samples answers for its
-    evaluations uses those; in any other run, `check` scores these answers. 0: no such check."""
+    evaluations uses those; in any other run, `check` scores these answers. 0: off."""
 
 
 class CheckpointConfig(Part):

@@ -1,10 +1,10 @@
 """Admission: how many more groups may be begun.
 
-    capacity = min(C - running, (D + v + 1) * P - (accepted + running))          unit: groups
+    capacity = min(C - running, min(D + v + 1, last) * P - (accepted + running))          unit: groups
 
-v: completed training steps. P: groups per step. D: `run_ahead`. C: largest number of groups in flight. `running`:
-groups begun and not finished. `accepted`: groups finished and neither voided nor given up, including trained ones. A
-group that is voided or given up leaves `running` without entering `accepted`, so its place becomes free.
+v: completed training steps. last: the last step. P: groups per step. D: `run_ahead`. C: largest number of groups in
+flight. `running`: groups begun and not finished. `accepted`: groups finished and neither voided nor abandoned,
+including trained ones. A group that is voided or abandoned leaves `running` without entering `accepted`, so its place becomes free.
 """
 
 from __future__ import annotations

@@ -464,7 +464,7 @@ class Controller:
         if not self._engines and self._dismissed and (self._published is None or self._only_environments_go_on):
             # an engine decides the layout of the first publication, so the trainer waits for one before it publishes
             name, cause = next(reversed(self._dismissed.items()))
-            self._stop(f"no engine is left; the last one was {name} ({cause})", failed=True)
+            self._stop(f"no engine is left; the last, {name}, was lost: {cause}", failed=True)
 
     def _publish(self) -> None:
         """Overwrite the older of the two publications, once no engine reads it."""

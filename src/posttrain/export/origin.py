@@ -104,7 +104,7 @@ def _checkpoint(run: Path, step: int) -> Checkpoint:
     raise CheckpointError(
         given="; ".join(map(str, found)),
         allowed="a checkpoint whose files are exactly as they were written",
-        fix="Leave step out to export the newest intact checkpoint.",
+        fix="Restore the named files, or give the step of another checkpoint.",
     )
 
 

@@ -4,7 +4,8 @@
         scores = rewards.score(prompts, groups)
 
 The verifiers are plain functions: `numeric("#### 18", "18")` is 1.0. Some have to be imported from their own modules:
-`from posttrain.verify.programs import code`, and likewise `language` and `repetition`. The reward `format` is the
+`from posttrain.verify.programs import code`, `from posttrain.rewards.language import language` and
+`from posttrain.rewards.repetition import repetition`. The reward `format` is the
 function `format_tags`. `environment` and `agent` are the rewards that an environment or an agent gives its trajectory.
 """
 

@@ -2,7 +2,7 @@
 
 
 def score(prompt, completion, **row):
-    """0 to 1: the share of letters in the right place, if the word of the prompt is spelled backwards.
+    """0 to 1: the share of letters in the right place. The right answer is the prompt's word spelled backwards.
 
     A nearly right answer gets part of the reward, so that the model learns before it is ever right.
 
