@@ -29,8 +29,8 @@ class GSPO(PolicyGradient):
     }
 
     clip_low: NonNegative = 3e-4
-    """Lower clip bound, as a distance from 1: a completion with A < 0 gains nothing from a ratio below 1 - clip_low. The
-    ratio is a mean over tokens, so it moves a thousand times less than the ratio of a single token."""
+    """Lower clip bound, as a distance from 1: a completion with A < 0 gains nothing from a ratio below 1 - clip_low.
+    The ratio is a mean over tokens, so it moves a thousand times less than the ratio of a single token."""
     clip_high: NonNegative = 4e-4
     """Upper clip bound, as a distance from 1: a completion with A > 0 gains nothing from a ratio above
     1 + clip_high."""

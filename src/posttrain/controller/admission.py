@@ -4,7 +4,8 @@
 
 v: completed training steps. last: the last step. P: groups per step. D: `run_ahead`. C: largest number of groups in
 flight. `running`: groups begun and not finished. `accepted`: groups finished and neither voided nor abandoned,
-including trained ones. A group that is voided or abandoned leaves `running` without entering `accepted`, so its place becomes free.
+including trained ones. A group that is voided or abandoned leaves `running` without entering `accepted`, so its place
+becomes free.
 """
 
 from __future__ import annotations
