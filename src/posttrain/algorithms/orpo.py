@@ -4,9 +4,9 @@
     odds(y) = p / (1 - p),  p = exp(a(y))                         p: the geometric mean of its token probabilities
     L       = NLL(chosen) - beta * log sigmoid(log odds(chosen) - log odds(rejected))
 
-Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. It combines supervised fine-tuning
-and preference optimisation in one stage, without a reference. log(1 - p) is computed without cancellation; a is at most
--1e-7.
+Mean over the pairs of the step; nll_normalization selects the averaging of the NLL. It combines supervised
+fine-tuning and preference optimisation in one stage, without a reference. log(1 - p) is computed without
+cancellation; a is at most -1e-7.
 """
 
 from __future__ import annotations

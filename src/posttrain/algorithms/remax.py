@@ -4,9 +4,9 @@
     A_t = sum over s >= t of gamma^(s-t) r_s  -  R(greedy completion of the prompt)
     L   = -A_t * logprobs
 
-Sum over the tokens of a completion, mean over completions. With clip_low and clip_high the token ratio is clipped as in
-PPO, which is needed only with several updates per batch. A prompt whose greedy completion could not be scored is left
-out of the loss.
+Sum over the tokens of a completion, mean over completions. With clip_low and clip_high the token ratio is clipped as
+in PPO, which is needed only with several updates per batch. A prompt whose greedy completion could not be scored is
+left out of the loss.
 """
 
 from __future__ import annotations

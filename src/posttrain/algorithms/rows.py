@@ -56,8 +56,7 @@ class LUSPO(Row):
     clip_low: NonNegative = 2e-3
     """Lower clip bound, as a distance from 1: a completion with A < 0 gains nothing from a ratio below 1 - clip_low."""
     clip_high: NonNegative = 2.5e-3
-    """Upper clip bound, as a distance from 1: a completion with A > 0 gains nothing from a ratio above
-    1 + clip_high."""
+    """Upper clip bound, as a distance from 1: a completion with A > 0 gains nothing from a ratio over 1 + clip_high."""
 
 
 @settings

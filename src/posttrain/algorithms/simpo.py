@@ -4,8 +4,8 @@
     h    = beta * (a(chosen) - a(rejected)) - gamma
     L    = -(1 - label_smoothing) log sigmoid(h) - label_smoothing log sigmoid(-h)
 
-Mean over the pairs of the step. It needs no reference; gamma is the margin by which the chosen answer should win. With
-alpha, a becomes (1 - exp(-alpha a)) / alpha (AlphaPO, arXiv:2501.03884).
+Mean over the pairs of the step. It needs no reference; gamma is the margin by which the chosen answer should win.
+With alpha, a becomes (1 - exp(-alpha a)) / alpha (AlphaPO, arXiv:2501.03884).
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
     w_i = 1 where A_i >= 0,  min(q_i, 1) where A_i < 0            a weight: no gradient flows through it
     L   = -w_i A_i * sum_t logprobs
 
-Sum over the tokens of a completion, mean over completions. Good answers are imitated, however old they are. Bad answers
-are pushed away only as far as the policy still samples them.
+Sum over the tokens of a completion, mean over completions. Good answers are imitated, however old they are. Bad
+answers are pushed away only as far as the policy still samples them.
 """
 
 from __future__ import annotations
