@@ -1,4 +1,4 @@
-"""A reward function of a module: it is found again by its file, which each process that calls it imports."""
+"""A reward function of a module: each process that calls it imports the module again from its file."""
 
 
 def count_a(completions, answer, **columns):

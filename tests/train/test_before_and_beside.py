@@ -1,4 +1,4 @@
-"""What a run says before it pays for anything, and beside its steps: mistakes first, the correction, lost tokens."""
+"""What a run says before and during its steps: mistakes before it computes anything, the correction, lost tokens."""
 
 from __future__ import annotations
 

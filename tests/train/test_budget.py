@@ -1,4 +1,4 @@
-"""A run that ends when it has had its tokens or its seconds: the same steps as any other, fewer of them."""
+"""A run that ends after its budget of tokens or seconds: it makes the same steps as any other run, but fewer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a run cannot have a URL as its output, it is refused by name, before anything is computed."""
+"""A run that cannot have a URL as its output is refused, with the reason, before anything is computed."""
 
 from __future__ import annotations
 

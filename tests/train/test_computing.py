@@ -1,4 +1,4 @@
-"""A run computes as was chosen before its first step, from its first step to its last evaluation, resumed or not."""
+"""A run computes in the way chosen before its first step, up to its last evaluation and also after a resume."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from posttrain.train.run import Run
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
 
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
-"""1.2 million parameters: large enough to be measured, with heads that the kernels know."""
+"""A model of 1.2 million parameters: large enough to be measured, with head sizes that the kernels support."""
 EVERYTHING = Compute(
     matmul="onednn",
     sampler="packed",
@@ -84,7 +84,7 @@ def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folde
 
 
 def test_float32_products_through_onednn_and_packed_sampling_change_rounding_only(folder, monkeypatch):
-    """One step from the same start: the same samples are drawn, and the log-probabilities agree to 1e-4."""
+    """One step from the same start draws the same samples, and the log-probabilities agree to 1e-4."""
     plain = train(folder, "plain", monkeypatch, Compute(), steps=1)
     fast = train(folder, "fast", monkeypatch, steps=1)
     for name in ("loss", "grad_norm", "reward/mean"):
@@ -104,7 +104,7 @@ def test_float32_products_through_onednn_and_packed_sampling_change_rounding_onl
     ],
 )
 def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, every, dtype, folder, monkeypatch):
-    """Whatever would be chosen now; and with weights in the sampler that are older than those of the checkpoint."""
+    """The choice of the start holds, also if the sampler's weights are older than those of the checkpoint."""
     chosen = replace(EVERYTHING, dtype=dtype)
     whole = train(folder, f"{name} {dtype} whole", monkeypatch, chosen, publish_every=every)
     stopped = train(folder, f"{name} {dtype} stopped", monkeypatch, chosen, publish_every=every, steps=2)
@@ -165,7 +165,7 @@ def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):
 
 
 def test_what_a_run_measures_for_itself_is_on_file_and_told(folder):
-    """No choice is planted here: whatever this machine makes of it."""
+    """The test plants no choice: the machine's own measurement decides."""
     run = posttrain.train(settings(folder, "measured", steps=1))
     assert Compute.read(run.folder / computing.FILE) == run.trainer.loaded.compute
     assert run.trainer.loaded.compute.machine == machine()

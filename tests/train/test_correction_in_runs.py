@@ -33,7 +33,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
-    """`build(algorithm, settings)`: a run that stands before its first step."""
+    """`build(algorithm, settings)`: a run before its first step."""
     with ExitStack() as resources:
 
         def built(algorithm: Any, settings: Mapping[str, Any] | None = None, output: str = "run") -> Run:
@@ -53,7 +53,7 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
 
 
 def steps(run: Run, number: int) -> tuple[Batch, dict[str, float]]:
-    """The batch and the metrics of the last of so many steps."""
+    """The batch and the metrics of step `number`, after the steps before it."""
     batch, metrics = None, MetricLog()
     for step in range(1, number + 1):
         batch, metrics = train_step(run.trainer, run.feed.take(step, version=step - 1).experience, step)
@@ -63,9 +63,9 @@ def steps(run: Run, number: int) -> tuple[Batch, dict[str, float]]:
 
 
 def plain_passes(run: Run) -> int:
-    """Forward passes of the policy without gradient in one step."""
+    """The number of forward passes of the policy without gradient in one step."""
     experience = run.feed.take(1, version=0).experience
-    train_step(run.trainer, experience, 1)  # the first pass of a model also finds out how it is run
+    train_step(run.trainer, experience, 1)  # the first pass of a model also decides how the model is run
     seen: list[bool] = []
     handle = run.trainer.loaded.model.model.register_forward_pre_hook(lambda *_: seen.append(torch.is_grad_enabled()))  # type: ignore[operator,union-attr]
     train_step(run.trainer, experience, 2)
@@ -73,7 +73,7 @@ def plain_passes(run: Run) -> int:
     return seen.count(False)
 
 
-# When one is applied
+# When a correction is applied
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,12 @@ def test_auto_corrects_as_soon_as_the_sampler_is_not_the_trainers_own_numerics(b
     assert run.trainer.algorithm.correction == applied
     named = algorithm if isinstance(algorithm, dict) else {}
     saved = run.resolved.config.algorithm.settings["correction"]
-    assert saved == named.get("correction", "auto"), "the config keeps what was asked for"
+    assert saved == named.get("correction", "auto"), "the config keeps the value that the user gave"
 
 
 def test_stale_data_is_weighed_and_the_difference_is_logged(build):
     batch, metrics = steps(build("grpo", STALE), 3)
-    assert batch.correction_BT is None, "weights are of the update, not of the batch"
+    assert batch.correction_BT is None, "the weights belong to the update, not to the batch"
     assert metrics["mismatch/k3"] > 1e-3
     assert metrics["mismatch/abs_mean"] == pytest.approx(metrics["sampling/sampling_logp_difference/mean"], rel=1e-5)
     assert 0 < metrics["is/ess_fraction"] < 1
@@ -115,7 +115,7 @@ def test_fresh_data_has_no_weights_and_next_to_no_difference(build):
     assert not [name for name in metrics if name.startswith("is/")]
 
 
-# What it costs
+# What a correction costs
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_a_pass_before_the_update_is_made_only_where_the_weights_need_it(build, 
 
 
 def test_the_age_of_a_token_reaches_the_anchor(build):
-    """Version 0 wrote what step 3 learns from: the anchor is two thirds of the way from the sampler to the policy."""
+    """Version 0 sampled the data of step 3: the anchor is two thirds of the way from the sampler to the policy."""
     run = build({"name": "grpo", "correction": "a3po"}, STALE)
     batch, _ = steps(run, 3)
     assert batch.version == 2
@@ -159,7 +159,7 @@ def test_an_update_of_which_everything_is_rejected_is_no_update(build):
 
 
 def test_rejected_tokens_leave_the_denominator_of_the_update(build):
-    """Some of the stale tokens are rejected: without a place in the denominator the others count for more."""
+    """Some stale tokens are rejected: if they leave the denominator, the other tokens count for more."""
     norms = []
     for kept in (True, False):
         band = {"action": "reject", "low": 0.9, "high": 1.1, "rejected_in_denominator": kept}

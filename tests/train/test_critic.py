@@ -1,4 +1,4 @@
-"""A run with a critic: which one it gets, what learns when, and that a resumed run is the one never stopped."""
+"""A run with a critic: which critic it gets, what learns when, and a resumed run that equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ KINDS = {
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
 two_kinds = pytest.mark.parametrize("kind", few(["lora", "shared", "separate", "lora-shared"], "shared"))
-"""A critic on the body of the policy; the other ways to hold one, and to train a policy, in the slow tests."""
+"""A critic on the body of the policy. The slow tests cover the other kinds of critic and of training."""
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +95,7 @@ def test_an_algorithm_without_one_has_none(folder):
 
 
 def test_a_critic_starts_where_its_path_says(folder):
-    """From a reward model, whose head is the critic's first."""
+    """It starts from a reward model: the model's head becomes the critic's first head."""
     model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=5)
     with torch.no_grad():
         score_head(model.model).weight.fill_(0.125)
@@ -120,7 +120,7 @@ def test_in_its_warm_up_the_critic_learns_and_the_policy_stays(folder, kind):
     run = train(folder, f"warm-up-{kind}", **KINDS[kind] | settings)
     assert [row["learning_rate"] for row in run.metrics] == [0.0, 0.0, 1e-3]
     assert [row["critic/learning_rate"] for row in run.metrics] == [1e-2] * 3
-    assert [row["kl"] == 0 for row in run.metrics] == [True, True, True], "that of the policy before its first update"
+    assert [row["kl"] == 0 for row in run.metrics] == [True, True, True], "the KL of the policy before its first update"
     one_more = train(folder, f"warm-up-longer-{kind}", **KINDS[kind] | settings | {"train.steps": 4})
     assert one_more.metrics[3]["kl"] > 0
     losses = [row["value/loss"] for row in run.metrics]
@@ -139,7 +139,7 @@ def test_policy_and_critic_both_learn(folder, kind):
 
 @two_kinds
 def test_splitting_a_step_does_not_change_its_gradients(folder, kind):
-    """Promise 1 through the whole of a run: policy and critic, each with its own norm."""
+    """Promise 1 through a whole run: policy and critic, each with its own gradient norm."""
     settings = KINDS[kind] | {"train.steps": 1, "train.minibatches": 1, "lora.dropout": 0.0}
     if "lora.rank" not in settings:
         del settings["lora.dropout"]
@@ -173,7 +173,7 @@ def test_each_is_clipped_by_its_own_norm():
     metrics = Updater([policy, critic], config, updates).step(1, seen.append)
     assert seen == [pytest.approx((5**2 + 50**2) ** 0.5)]
     assert (float(metrics["grad_norm"]), float(metrics["critic/grad_norm"])) == (5.0, 50.0)
-    torch.testing.assert_close(policy.data, torch.full((1, 2), -0.1))  # Adam's first step: the rate
+    torch.testing.assert_close(policy.data, torch.full((1, 2), -0.1))  # Adam's first step moves by the learning rate
     torch.testing.assert_close(critic.data, torch.full((1, 2), -0.5))
 
 
@@ -199,7 +199,7 @@ def test_in_the_warm_up_the_moments_of_the_policy_stay_empty():
     updater = Updater([policy, critic], config, updates)
     updater.step(1, lambda norm: None)
     assert policy.abs().sum() == 0
-    assert list(updater.tensors()) == ["1"], "the critic's alone"
+    assert list(updater.tensors()) == ["1"], "only the tensors of the critic"
 
 
 # --- resuming ---------------------------------------------------------------------------------------------------------
@@ -207,7 +207,7 @@ def test_in_the_warm_up_the_moments_of_the_policy_stay_empty():
 
 @two_kinds
 def test_a_resumed_run_is_the_run_that_was_never_stopped(folder, kind):
-    """With weights and moments of the critic, in and after its warm-up, and the adapted weight of the KL."""
+    """The weights and moments of the critic, in and after its warm-up, and the adapted KL weight are restored."""
     settings = KINDS[kind] | {"critic.warmup_steps": 1, "algorithm.kl_target": 0.5}
     whole = train(folder, f"never-stopped-{kind}", **settings, **{"train.steps": 4})
     resumed = train(folder, f"stopped-{kind}", **settings, **{"train.steps": 2})

@@ -1,4 +1,4 @@
-"""A model that cannot be decoded by continuous batching is trained all the same, and the run says what it costs."""
+"""A model that continuous batching cannot decode is trained all the same, and the run says what that costs."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Moments in 8 bits: how far a step is from that of float32, what they take, a state that comes back bit for bit."""
+"""8-bit moments: the difference of a step from float32, their memory, and a state that is restored bit for bit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from posttrain.train.optimizer import Updater
 
 BLOCK = 256
 HALF_A_GAP = {"mean": 0.9 / 64 / 2, "square": 0.9 / 128 / 2}
-"""Between the largest codes, relative to the scale of the block: of 64 with a sign and of 128 without one, which are
-even between 0.1 and 1 (arXiv:2110.02861, dynamic tree quantisation)."""
+"""Half the gap between the largest codes, relative to the scale of the block: 64 codes with a sign, 128 without one.
+They are evenly spaced between 0.1 and 1 (arXiv:2110.02861, dynamic tree quantisation)."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -31,13 +31,13 @@ def torchao() -> None:
 
 
 def model() -> nn.Module:
-    """A matrix in blocks, one that blocks do not divide, and one that is too small for any."""
+    """A matrix that blocks divide, one that they do not divide, and tensors that are too small for a block."""
     torch.manual_seed(0)
     return nn.ModuleList([nn.Linear(64, 96), nn.Linear(65, 65, bias=False)])
 
 
 def gradients(step: int, net: nn.Module) -> list[torch.Tensor]:
-    """Over seven orders of magnitude, so that small ones share a block with large ones."""
+    """Gradients over seven orders of magnitude, so that small ones share a block with large ones."""
     dice = torch.Generator().manual_seed(step)
     drawn = [torch.randn(parameter.shape, generator=dice) for parameter in net.parameters()]
     return [one * 10 ** torch.empty(one.shape).uniform_(-7, 0, generator=dice) for one in drawn]
@@ -58,7 +58,7 @@ def trained(optimizer: str, *steps: int) -> tuple[nn.Module, Updater]:
 
 
 def block_maximum(numbers: torch.Tensor) -> torch.Tensor:
-    """For each number that of its block."""
+    """The absolute maximum of its block, for each number."""
     blocks = numbers.abs().reshape(-1, BLOCK)
     return blocks.amax(-1, keepdim=True).expand_as(blocks).reshape(numbers.shape)
 
@@ -86,7 +86,7 @@ def test_the_second_step_is_within_what_rounding_the_moments_allows():
     low, high = decayed - torch.stack(moved).amax(0) - slack, decayed - torch.stack(moved).amin(0) + slack
     for net in (wide, narrow):
         assert bool(((low <= net[0].weight) & (net[0].weight <= high)).all())
-    assert not torch.allclose(wide[0].weight, narrow[0].weight, rtol=1e-5, atol=1e-7), "they are in 8 bits"
+    assert not torch.allclose(wide[0].weight, narrow[0].weight, rtol=1e-5, atol=1e-7), "the moments have 8 bits"
 
 
 def test_memory_is_what_is_foreseen_and_asked_for_before_the_first_step():
@@ -147,7 +147,7 @@ def test_a_rate_of_its_own_for_a_critic_is_a_rate_here_too():
 
 def run_of(folder: Path, name: str, **changes):
     if not (folder / "model").exists():
-        tiny_model(folder / "model", hidden_size=64)  # whose square matrices have 4,096 numbers
+        tiny_model(folder / "model", hidden_size=64)  # its square matrices have 4,096 numbers
         (folder / "rows.jsonl").write_text('{"prompt": "abc ", "completion": "cba"}\n' * 8)
     config = {
         "model": str(folder / "model"),

@@ -1,4 +1,4 @@
-"""Whoever asks why an engine says something else takes no more memory than training does, and never ends a run."""
+"""The examiner of an engine's mismatch takes no more memory than training does, and never ends a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VERSION = 3
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
-    """A model, and how training puts tokens through it."""
+    """A model, and its forward pass as training runs it."""
     config = RunConfig.model_validate(
         {
             "model": {"path": str(tiny_model(tmp_path_factory.mktemp("tiny"))), "device": "cpu"},
@@ -38,13 +38,13 @@ def policy(tmp_path_factory):
     )
     loaded = load_policy(config)
     with torch.no_grad():
-        loaded.model.get_parameter("lm_head.weight").mul_(6)  # sharper, so that it has something to say
+        loaded.model.get_parameter("lm_head.weight").mul_(6)  # sharper, so that its distributions differ clearly
     return loaded, policy_forward(config, loaded, config.algorithm.build())
 
 
 @pytest.fixture
 def groups(policy):
-    """Rows of which an engine says what it would at temperature 0.8."""
+    """Groups with the log-probabilities that an engine at temperature 0.8 would report."""
     loaded, forward = policy
     dice = torch.Generator().manual_seed(0)
     rows = [tuple(torch.randint(3, 39, (PROMPT + LENGTH,), generator=dice).tolist()) for _ in range(ROWS)]
@@ -96,7 +96,7 @@ def test_no_pass_has_more_tokens_than_a_micro_batch_and_the_head_sees_the_asked_
         for hook in hooks:
             hook.remove()
     assert cause.kind == "temperature", cause
-    assert max(seen) <= max(tokens, PROMPT + LENGTH + 1), "a row that is longer goes alone; a reading adds a token"
+    assert max(seen) <= max(tokens, PROMPT + LENGTH + 1), "a longer row goes alone; a reading adds a token"
     assert asked
     assert max(asked) <= PLACES
 
@@ -123,7 +123,7 @@ def test_no_two_copies_of_the_model_are_there_at_once(policy, groups, monkeypatc
 
     monkeypatch.setattr(mismatch, "plain_copy", copy)
     assert examiner(policy, published=published(policy, 1, 2))(groups, VERSION, LEVEL).kind == "temperature"
-    assert there == [0, 0, 0], "two versions, and one in another precision"
+    assert there == [0, 0, 0], "two versions, and a copy in another precision"
 
 
 def test_without_memory_for_a_copy_the_trainer_alone_is_asked_and_engines_once(policy, groups, monkeypatch):
@@ -143,7 +143,7 @@ def test_without_memory_for_a_copy_the_trainer_alone_is_asked_and_engines_once(p
     ask = lambda tokens: asked.append(tokens) or ()  # noqa: E731
     cause = examiner(policy, engines=ask, published=published(policy, 1))(groups, VERSION, LEVEL)
     assert (cause.kind, cause.evidence["rounding"]) == ("temperature", None)
-    assert (len(made), left, len(asked)) == (1, [0], 1), "nothing of the first attempt is held by the second"
+    assert (len(made), left, len(asked)) == (1, [0], 1), "the second attempt holds nothing of the first"
 
 
 def test_what_no_law_explains_is_told_without_what_there_was_no_memory_for(policy, groups, monkeypatch):
@@ -176,7 +176,7 @@ def test_nothing_that_goes_wrong_ends_a_run(policy, groups, error, words):
     finally:
         hook.remove()
     assert (cause.kind, words in cause.text) == ("unknown", True), cause
-    assert examiner(policy)(groups, VERSION, LEVEL).kind == "temperature", "and nothing is left of it"
+    assert examiner(policy)(groups, VERSION, LEVEL).kind == "temperature", "the failure left no trace"
 
 
 def test_an_interrupt_goes_through(policy, groups):

@@ -1,4 +1,4 @@
-"""Who asks both sides why they differ, on a policy as a GPU holds it: float32 adapters on a bfloat16 base."""
+"""The examiner of a mismatch, on a policy as a GPU holds it: float32 adapters on a bfloat16 base."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def examiner(model: Any, **asked: Any) -> Examiner:
 
 
 def drawn(model: nn.Module, version: int) -> list[Group]:
-    """Groups of one completion, of which an engine with this model says that `version` drew them."""
+    """Groups of one completion each. An engine with this model reports that `version` drew them."""
     groups = []
     for prompt, answer in zip(random_prompts((3, 9, 5, 4)), random_prompts((16,) * 4, seed=1), strict=True):
         row = Row(prompt_ids=prompt.ids, ids=answer.ids, logprobs=(), places=tuple(range(len(answer.ids))))
@@ -61,4 +61,4 @@ def test_older_weights_are_found_beside_a_base_that_is_held_in_half_precision():
             parameter.neg_()
     cause = examiner(model, published=lambda version: {1: older.items()})(groups, 2, LEVEL)
     assert (cause.kind, cause.evidence["value"]) == ("versions", 1), cause.text
-    assert cause.evidence["left"]["version 1"] < 1e-5, "published tensors are float32, and are scored in it"
+    assert cause.evidence["left"]["version 1"] < 1e-5, "published tensors are float32, and are scored in float32"

@@ -31,13 +31,13 @@ def config(folder: Path, algorithm: str, data: str, **changes: Any) -> dict[str,
 
 
 def shown(settings: dict[str, Any]) -> tuple[list[str], str]:
-    """The lines of the terminal between the summary and the first measurement, and samples.txt."""
+    """The lines of the terminal between the summary and the first measurement, and the text of samples.txt."""
     stream = io.StringIO()
     run = posttrain.train(settings, view=TerminalView(stream))
     lines = stream.getvalue().splitlines()
     begin = next(i for i, line in enumerate(lines) if line.startswith("steps ")) + 1
     end = next(i for i, line in enumerate(lines) if line.startswith("held-out baseline"))
-    shown = [line for line in lines[begin:end] if not line.startswith(" ")]  # not what takes how long
+    shown = [line for line in lines[begin:end] if not line.startswith(" ")]  # without the lines about durations
     return shown, (run.folder / "samples.txt").read_text()
 
 
@@ -106,7 +106,7 @@ def test_answers_that_do_not_teach_to_stop_are_named_with_the_consequence(rows: 
         assert "posttrain data check" in notes[0]
 
 
-# --- how it is written ------------------------------------------------------------------------------------------------
+# --- the format -------------------------------------------------------------------------------------------------------
 
 
 def test_stretches_are_marked_where_training_begins_and_ends():

@@ -1,4 +1,4 @@
-"""Gradients that are moved side by side are the same gradients."""
+"""Gradients that are moved into one block of memory are the same gradients."""
 
 from __future__ import annotations
 

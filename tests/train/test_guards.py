@@ -1,4 +1,4 @@
-"""Each guard stops what it is there for, says why in words that can be acted on, and lets a good run pass."""
+"""Each guard stops the run for its own failure, gives a reason that helps to fix it, and lets a good run pass."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_row_keeps_its_name_when_the_batch_was_shuffled_and_split(guard, bat
 
 
 def test_the_cause_is_named_before_its_consequences(guard, batch):
-    """A reward of 1e39 made the advantage infinite, and that the log-probability of the next update NaN."""
+    """A reward of 1e39 made the advantage infinite, which made the log-probability of the next update NaN."""
     batch.advantages_BT[0, 1] = INF
     with pytest.raises(NonFiniteError, match="advantage of trained token 1 is inf") as caught:
         guard.observe_loss(torch.tensor(NAN), with_number(NAN, row=0, t=2), batch, step=1)
@@ -330,7 +330,7 @@ def bad_step() -> StepData:
 
 
 def test_a_critic_or_a_batch_mean_learns_from_prompts_that_differ():
-    """Each prompt's answers are alike, the prompts are not: no signal within groups, but in the step."""
+    """The answers to a prompt are alike, but the prompts differ: no signal within groups, but one in the step."""
     rewards_PG = torch.tensor([[1.0, 1.0], [0.0, 0.0]])
     scored_PG = torch.ones(2, 2, dtype=torch.bool)
     assert "same reward" in str(NoSignal(5).observe(1, rewards_PG, scored_PG))

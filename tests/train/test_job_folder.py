@@ -1,4 +1,4 @@
-"""The folder of a job in that of its run: gone with the job, or, where its launcher was killed, with the next one."""
+"""A job's folder inside the run's folder: removed with the job, or by the next job if the launcher was killed."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_a_job_takes_its_folder_with_it(tmp_path):
     with job_folder(tmp_path / "run") as made:
         assert jobs(tmp_path / "run") == [made.name]
         remove_left(tmp_path / "run")
-        assert made.is_dir(), "its launcher lives"
+        assert made.is_dir(), "its launcher is alive"
     assert jobs(tmp_path / "run") == []
 
 

@@ -1,4 +1,4 @@
-"""Too little memory: half as many tokens at once where that suffices, with the same numbers; else it is told."""
+"""Out of memory: half as many tokens per pass if that is enough, with the same numbers; else an error that says so."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_another_error_is_left_as_it_is():
         raise RuntimeError("shapes differ")
 
 
-# --- half as many tokens at once -------------------------------------------------------------------------------------
+# --- half as many tokens per pass -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +80,7 @@ def train(folder: Path, name: str, algorithm: str, **more):
 
 
 def holding(monkeypatch: pytest.MonkeyPatch, tokens: int, error=torch.OutOfMemoryError, after: int = 0) -> None:
-    """The memory for a backward pass suffices for so many tokens, from the pass number `after` on."""
+    """Let a backward pass of more than `tokens` tokens run out of memory, after the first `after` passes."""
     forward, passes = Forward.__call__, []
 
     def limited(self, batch):
@@ -109,7 +109,7 @@ def test_a_step_is_computed_again_in_halves_with_the_same_numbers(folder, monkey
             values = [[row[name] for row in run.metrics] for run in (plain, halved)]
             assert values[0] == pytest.approx(values[1], rel=1e-4, abs=1e-7), name
         said = warnings_of(halved)
-        assert said, "it is announced, and on file"
+        assert said, "the halving is announced and on file"
         assert "computed again with train.tokens_per_microbatch = " in said[0]
         assert halved.trainer.room.tokens < 100
     assert warnings_of(plain) == []
@@ -132,7 +132,7 @@ def test_a_row_that_does_not_fit_by_itself_is_told_before_the_first_step(folder,
 
 
 def test_the_longest_rows_are_tried_before_the_first_step_and_change_nothing(folder, monkeypatch):
-    """The long pair comes in the last step of all, and there it would end the run."""
+    """The long pair comes in the very last step, and would end the run there."""
     rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()][:12]
     long = {"prompt": "a long one ", "chosen": "abc " * 10, "rejected": "abd " * 10}
     (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, long]))
@@ -147,7 +147,7 @@ def test_the_longest_rows_are_tried_before_the_first_step_and_change_nothing(fol
 
 @pytest.mark.slow
 def test_real_memory_that_ends_is_gone_round(folder, tmp_path):
-    """A limit of address space, which the allocator of the CPU meets as it meets the end of the memory."""
+    """A limit of the address space: the CPU allocator fails at it as it does when memory runs out."""
     ended = run_alone(limited_run, str(folder), str(tmp_path / "run"))
     assert ended.exit_code == 0, ended.errors
     events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
@@ -157,7 +157,7 @@ def test_real_memory_that_ends_is_gone_round(folder, tmp_path):
 
 
 def limited_run(folder: str, output: str) -> None:
-    """One step of a wide model on long rows, whose whole micro-batch needs more than what is left; saving has room."""
+    """One step of a wide model on long rows: the whole micro-batch needs more memory than is left, but saving fits."""
     torch.set_num_threads(1)
     place = Path(output).parent
     tiny_model(place / "wide", hidden_size=256, intermediate_size=1024, max_position_embeddings=1024)

@@ -1,4 +1,4 @@
-"""Metrics: reduced by what they are, under TRL's names, with numbers worked out by hand."""
+"""Metrics: reduced by their kind, under TRL's names, compared with numbers worked out by hand."""
 
 from __future__ import annotations
 

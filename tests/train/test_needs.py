@@ -1,4 +1,4 @@
-"""What an algorithm declares that it needs is there when it is needed, and nothing is computed that is not."""
+"""An algorithm gets everything that it declares as needed, and nothing else is computed."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def never(prompt, completion, **row):
 
 @settings
 class Watching(GRPO):
-    """Keeps the experience and the batches that it is given."""
+    """Keeps the experience and the batches that it receives."""
 
     key: ClassVar[str] = "watching"
     given: ClassVar[list[Experience]] = []
@@ -95,7 +95,7 @@ class Choosy(Watching):
 
 @settings
 class Lengthening(Watching):
-    """Learns without a reward: longer is better."""
+    """Learns without a reward: a longer completion is better."""
 
     key: ClassVar[str] = "lengthening"
     learns_from_rewards: ClassVar[bool] = False
@@ -148,7 +148,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
-    """`build(algorithm, settings)`: a run that stands before its first step."""
+    """`build(algorithm, settings)`: a run before its first step."""
     with ExitStack() as resources:
 
         def built(algorithm: str, settings: Mapping[str, Any] | None = None, output: str = "run") -> Run:
@@ -169,7 +169,7 @@ def build(folder, tmp_path) -> Iterator[Callable[..., Run]]:
 
 
 def reduced(data: StepData) -> dict[str, float]:
-    """The metrics of what was sampled."""
+    """The metrics of the sampled rows."""
     return {name: float(metric.item()) for name, metric in data.metrics.items()}
 
 
@@ -180,7 +180,7 @@ def step(run: Run, number: int = 1) -> Batch:
 
 @contextmanager
 def counted_passes(run: Run) -> Iterator[list[str]]:
-    """The forward passes of the policy, in their order: "gradient" or "plain"."""
+    """The forward passes of the policy, in order: "gradient" or "plain"."""
     passes: list[str] = []
 
     def note(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
@@ -198,7 +198,7 @@ def counted_passes(run: Run) -> Iterator[list[str]]:
 
 def passes_of_a_step(run: Run) -> list[str]:
     experience = run.feed.take(1, version=0).experience
-    train_step(run.trainer, experience, 1)  # the first pass of a model also finds out how it is run
+    train_step(run.trainer, experience, 1)  # the first pass of a model also decides how the model is run
     with counted_passes(run) as passes:
         train_step(run.trainer, experience, 2)
     return passes
@@ -218,13 +218,13 @@ def test_the_old_pass_comes_once_for_all_updates_of_a_batch(build):
 
 @pytest.mark.parametrize(("kl_coef", "passes"), [(0.0, ["gradient"]), (0.1, ["plain", "gradient"])])
 def test_the_reference_pass_is_skipped_when_its_weight_is_0(build, kl_coef, passes):
-    """With adapters the reference is the same modules, so its passes are counted, too."""
+    """With adapters, the reference uses the same modules, so its passes are counted, too."""
     run = build("grpo", {"algorithm.kl_coef": kl_coef, "lora": {"rank": 2}})
     assert passes_of_a_step(run) == passes
 
 
 def test_the_present_policy_is_looked_at_before_each_update_but_never_twice(build):
-    """One update: one pass for it. Several: the old pass tells for the first of them."""
+    """One update needs one pass for it. With several updates, the old pass serves the first of them."""
     assert passes_of_a_step(build("looking")) == ["plain", "gradient"]
 
 
@@ -264,7 +264,7 @@ def test_the_components_of_the_reward_come_with_their_weights(build, folder):
 
 def test_behind_a_shut_gate_a_component_is_0_for_algorithms_and_itself_in_the_metrics(build, folder):
     vowels = f"{folder / 'rewards.py'}:vowels"
-    gate = {"label": "vowels", "at_least": 0.25}  # two of them
+    gate = {"label": "vowels", "at_least": 0.25}  # two of the letters
     run = build(
         "watching",
         {"rewards": [{"function": vowels, "label": "some", "gate": gate}, {"function": vowels, "weight": 0}]},
@@ -336,8 +336,8 @@ def test_a_step_is_filled_with_groups_that_have_signal(build, folder):
     assert metrics["data/sampling_rounds"] > 1
     sampled = fed.sampled
     assert metrics["data/generated_per_trained"] == len(sampled) / 4
-    assert metrics["frac_reward_zero_std"] > 0, "measured over all that was sampled"
-    assert run.feed.take(1, version=0).sampled == sampled, "a resumed run draws the same again"
+    assert metrics["frac_reward_zero_std"] > 0, "measured over all sampled groups"
+    assert run.feed.take(1, version=0).sampled == sampled, "a resumed run draws the same rows again"
 
 
 def test_what_was_discarded_is_on_file(build, folder):
@@ -401,7 +401,7 @@ def test_squared_probabilities_are_those_of_the_policy_at_the_temperature_of_sam
     given, mask_BT = Watching.given[0], Watching.given[0].completion_mask_BT
     assert given.squared_probs_BT is not None
     assert given.tokens is not None
-    fresh = build("spread", {"sampling.temperature": 0.7}, "again")  # the weights of before the update
+    fresh = build("spread", {"sampling.temperature": 0.7}, "again")  # the weights before the update
     with torch.no_grad():
         logits_BTV = fresh.trainer.loaded.model(given.tokens.input_ids_BT).logits[:, :-1] / 0.7
     expected_BT = torch.nn.functional.pad(logits_BTV.softmax(dim=-1).square().sum(dim=-1), (1, 0))
@@ -413,7 +413,7 @@ def test_squared_probabilities_are_those_of_the_policy_at_the_temperature_of_sam
 
 
 def test_a_teacher_gives_its_log_probabilities_at_the_temperature_of_sampling(build, folder):
-    """A teacher that is the policy itself says of each token what the sampler said."""
+    """A teacher that is the policy itself gives each token the log-probability that the sampler reported."""
     settings = {"teacher": str(folder / "model"), "rewards": [], "sampling.temperature": 0.7}
     run = build("taught", settings)
     step(run)
@@ -437,7 +437,7 @@ def test_a_teacher_is_not_trained(build, folder):
 
 
 def test_distillation_brings_the_student_to_its_teacher(folder, tmp_path):
-    """The teacher is the student after ten steps of imitation."""
+    """The teacher is the student after ten steps of supervised fine-tuning."""
     prompts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]
     rows = [{"prompt": prompt, "completion": "aabb", "answer": "aabb"} for prompt in prompts]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -499,7 +499,7 @@ def other_data(tmp_path) -> dict[str, Any]:
 
 
 def gradient(run: Run) -> Tensor:
-    """Of one update on the first experience, before clipping."""
+    """The gradient of one update on the first experience, before clipping."""
     batch = run.trainer.advantages(run.feed.take(1, version=0).experience)
     seen: list[Tensor] = []
 

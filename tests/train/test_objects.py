@@ -161,7 +161,7 @@ def test_what_is_no_data_is_refused_by_both_in_the_same_words(name, model, tmp_p
 
 
 def test_a_loaded_model_and_its_tokenizer_are_a_model(model, tmp_path, from_a_file):
-    """Trained and evaluated as its folder is; the caller's own weights stay what they are."""
+    """A loaded model is trained and evaluated as its folder is; the caller's own weights do not change."""
     given = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)
     before = {name: tensor.clone() for name, tensor in given[0].state_dict().items()}
     plain = settings(model, tmp_path / "run")

@@ -1,4 +1,4 @@
-"""Judged answers that are all of one kind: nothing to train on, and a held-out measurement that says what it is not."""
+"""Judged answers of one class only: there is nothing to train on, and the held-out measurement says what it lacks."""
 
 import json
 from pathlib import Path

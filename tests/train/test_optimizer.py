@@ -1,4 +1,4 @@
-"""AdamW: which weights decay, which rate a step has, what clipping does, and a state that comes back bit for bit."""
+"""AdamW: which weights decay, the learning rate of a step, clipping, and a state that is restored bit for bit."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def ignore(norm: float) -> None:
 
 
 def test_the_first_step_of_adamw_moves_each_weight_by_the_rate_against_the_sign_of_its_gradient():
-    """m / (sqrt(v) + eps) is g / |g| at step 1, after the correction of the bias; decay takes rate * decay * weight."""
+    """m / (sqrt(v) + eps) is g / |g| at step 1, after the bias correction; decay subtracts rate * decay * weight."""
     weight = nn.Parameter(torch.tensor([[1.0, -2.0]]))
     weight.grad = torch.tensor([[0.3, -7.0]])
     Updater([weight], settings(learning_rate=0.1, weight_decay=0.5)).step(1, ignore)

@@ -1,4 +1,4 @@
-"""Weights that are published every few steps: what was sampled is then of a known, older policy version."""
+"""Weights that are published every few steps: the sampled rows then have a known, older policy version."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_without_it_every_step_is_fresh(folder):
 
 
 def test_evaluations_judge_the_present_weights_and_not_those_that_sample(folder, run):
-    """Between two publishings, too: after five steps of six the sampler still has version 3."""
+    """This also holds between two publications: after five of six steps the sampler still has version 3."""
     stopped = train(folder, "five", **{"train.steps": 5})
     assert stopped.trainer.held.version == 3
     again = posttrain.evaluate(stopped.folder)

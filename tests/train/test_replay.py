@@ -1,4 +1,4 @@
-"""Steps that are trained again from what a run recorded end in the same bits, or it is said why not."""
+"""Steps that are trained again from a run's recorded data end in the same bits, or the replay says why not."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train(folder: Path, name: str, **changes: Any) -> Path:
-    """A run of four steps, with a checkpoint after each second one."""
+    """A run of four steps, with a checkpoint after every second step."""
     config = {
         "model": str(folder / "model"),
         "algorithm": "grpo",
@@ -87,7 +87,7 @@ def run(folder: Path) -> Path:
 
 @pytest.fixture
 def copy(run: Path, tmp_path: Path) -> Path:
-    """Of a run, to be changed."""
+    """A copy of a run, for a test to change."""
     return Path(shutil.copytree(run, tmp_path / "run"))
 
 
@@ -143,7 +143,7 @@ def test_a_run_that_is_trained_again_ends_in_the_same_bits(folder, name):
     assert (compared.steps, compared.checkpoints) == (4, [2, 4])
     assert compared.metrics > 4 * 3
     assert compared.tensors >= 2 * 3 * 4
-    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "the run is never written"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "replay never writes to it"
 
 
 def test_an_asynchronous_run_is_repeated_which_no_seed_could_do(folder):
@@ -169,7 +169,7 @@ def test_the_bits_are_those_of_the_checkpoint_and_not_only_said_to_be(run):
 
 def test_a_run_that_was_killed_and_resumed_with_other_settings_is_repeated_across_the_seam(folder, tmp_path):
     run = train(folder, "killed", **{"train.steps": 3, "train.schedule": "linear"})
-    shutil.rmtree(run / "checkpoints" / "step-000003")  # as if it had been killed in step 3
+    shutil.rmtree(run / "checkpoints" / "step-000003")  # as if the run had been killed in step 3
     pt.resume(run, steps=6)
     held = json.loads((run / "settings.json").read_text())
     assert sorted(held) == ["0", "2"]
@@ -188,7 +188,7 @@ def test_a_replay_starts_in_the_middle_and_ends_there(run):
 
 def test_without_its_first_checkpoint_a_run_starts_from_its_model(copy):
     shutil.rmtree(copy / "checkpoints" / "step-000000")
-    assert pt.replay(copy).first == 3, "the oldest checkpoint that is there"
+    assert pt.replay(copy).first == 3, "the oldest checkpoint that exists"
     result = pt.replay(copy, first=1)
     assert (result.same, result.start) == (True, "the model that the run started with")
     with pytest.raises(ConfigError, match=r"--from 2, but there is no checkpoint of step 1 .*allowed: --from 1 or 3"):
@@ -205,11 +205,11 @@ def test_what_is_sampled_needs_neither_data_nor_rewards(folder, tmp_path):
     assert pt.replay(run).same
 
 
-# --- what was changed is noticed -------------------------------------------------------------------------------------
+# --- changes are noticed ----------------------------------------------------------------------------------------------
 
 
 def rewritten(run: Path, change: Callable[[list[dict[str, Any]]], Any], *, sealed: bool, step: int = 3) -> None:
-    """The rollouts of a step with other rows; `sealed`: with the hash that these have."""
+    """Change the rows in the rollout file of a step; with `sealed`, also update the hash to match them."""
     file = run / "rollouts" / f"step-{step:06d}.parquet"
     table = parquet.read_table(file)
     rows = table.to_pylist()
@@ -222,7 +222,7 @@ def rewritten(run: Path, change: Callable[[list[dict[str, Any]]], Any], *, seale
 
 
 def sealed_anew(checkpoint: Path, facts: dict[str, Any]) -> None:
-    """With the checksums of what it holds now, and with these facts."""
+    """Write the checkpoint again, with correct checksums of its content and with these facts."""
     aside = checkpoint.rename(checkpoint.with_name("aside"))
 
     def write(folder: Path) -> None:
@@ -268,7 +268,7 @@ def test_a_changed_rollout_file_is_refused_by_its_hash(run, tmp_path_factory, ch
     rewritten(copy, change, sealed=False)
     with pytest.raises(DataError, match=r"step-000003.parquet was changed: its rows do not match the hash"):
         pt.replay(copy)
-    assert pt.replay(copy, last=2).same, "the steps before it can be replayed"
+    assert pt.replay(copy, last=2).same, "the steps before the change can be replayed"
 
 
 @pytest.mark.parametrize("change", few(CHANGES, swap_two_rows, nudge_a_logprob))
@@ -277,7 +277,7 @@ def test_a_change_that_takes_its_hash_along_is_noticed_by_what_comes_of_it(run, 
     rewritten(copy, change, sealed=True)
     result = pt.replay(copy)
     assert result.exit_code == 4
-    assert result.differences[0].step == 3, "and not before"
+    assert result.differences[0].step == 3, "and not an earlier step"
     assert "NOT the same, from step 3 on" in result.render()
 
 
@@ -306,7 +306,7 @@ def test_every_byte_of_a_rollout_file_counts(run, tmp_path):
             found = read_rollouts(tmp_path, 1)
         except DataError:
             continue
-        assert found == whole, f"byte {place} is of nothing that is read"
+        assert found == whole, f"the reader does not read byte {place}"
 
 
 def test_a_file_of_another_step_or_program_and_a_gap_are_told(run, tmp_path_factory):
@@ -327,7 +327,7 @@ def test_a_file_of_another_step_or_program_and_a_gap_are_told(run, tmp_path_fact
     assert "cannot be read" in broken(lambda file: file.write_bytes(b"PAR1"))
 
 
-# --- what would make it meaningless -----------------------------------------------------------------------------------
+# --- changes that would make a replay meaningless ---------------------------------------------------------------------
 
 
 def test_another_version_or_machine_is_refused_and_a_remark_of_a_what_if(run, monkeypatch):
@@ -349,7 +349,7 @@ def test_the_threads_are_those_of_the_run_and_ours_are_given_back(copy):
         sealed_anew(path, facts | {"threads": threads + 1})
     seen: set[int] = set()
     pt.replay(copy, say=lambda line: line.startswith("step") and seen.add(torch.get_num_threads()))
-    assert seen == {threads + 1}, "the order of a sum depends on them, and so does its last bit"
+    assert seen == {threads + 1}, "the order of a sum, and so its last bit, depends on the number of threads"
     assert torch.get_num_threads() == threads
 
 

@@ -1,4 +1,4 @@
-"""A reward model is trained first, and the run around it learns from its scores: one configuration, one resume."""
+"""A reward model is trained first, and the run then learns from its scores: one configuration, one resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model, prompts, and pairs in which the answer with more vowels was chosen."""
+    """A model, prompts, and pairs in which the chosen answer has more vowels."""
     folder = tmp_path_factory.mktemp("stage")
     tiny_model(folder / "model")
     write_prompts(folder / "prompts.jsonl", count=20)
@@ -143,7 +143,7 @@ def stopped_at(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [pytest.param(2, marks=pytest.mark.slow), 6])
 def test_a_run_that_died_while_the_reward_model_was_trained_resumes_to_the_same_run(folder, run, stopped_at, step):
-    """Before and after the first checkpoint of the stage."""
+    """Stop before and after the first checkpoint of the stage."""
     settings = config(folder, f"stage-{step}")
     stopped_at(settings, in_stage=True, step=step)
     resumed = posttrain.resume(settings["output"])
@@ -227,7 +227,7 @@ def test_margins_of_the_data_are_read_when_asked_for_and_told_when_not(folder):
         train("margins-missing", "some", "data")
 
 
-# what is refused
+# configurations that are refused
 
 
 @pytest.mark.parametrize(

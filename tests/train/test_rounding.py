@@ -1,4 +1,4 @@
-"""Where a run moves its weights by less than bfloat16 rounds them, it computes in float32, or says so."""
+"""A run whose updates are smaller than the rounding of bfloat16 computes in float32, or warns."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_steps_that_train_the_critic_alone_move_no_weight_of_the_policy(folder):
 
 
 def test_the_share_is_that_of_each_weight_and_of_each_matrix_by_its_size(folder):
-    """4e-6 are 4e-6 * 2^7 of the spacing at 1, four times that at 0.25, and more than the whole spacing at 1e-6."""
+    """4e-6 is 4e-6 * 2^7 of the spacing at 1, four times that share at 0.25, and more than the spacing at 1e-6."""
     assert moved(model_of(1.0, -1.5), config(folder)).share == pytest.approx(4e-6 * 2**7)
     assert moved(model_of(0.25), config(folder)).share == pytest.approx(4e-6 * 2**9)
     assert moved(model_of(1e-6), config(folder)).share == 1.0
@@ -91,7 +91,7 @@ def test_the_share_is_that_of_each_weight_and_of_each_matrix_by_its_size(folder)
 
 
 def test_weights_are_drawn_from_everywhere_in_a_matrix():
-    """A stride that divides the length of a row would look at a few columns alone."""
+    """A stride that divides the length of a row would sample only a few columns."""
     columns = torch.arange(1.0, 4097.0).expand(1024, 4096)
     assert len(drawn(columns).unique()) > 2000
 
@@ -107,7 +107,7 @@ def test_a_weight_that_is_still_in_its_file_counts_as_a_typical_one(folder):
 
 
 def test_a_plan_knows_the_rule_without_the_weights(folder):
-    """Of a weight of 0.02 bfloat16 has a spacing of 2^-13, a quarter of which is 3.05e-5."""
+    """For a weight of 0.02, bfloat16 has a spacing of 2^-13; a quarter of the spacing is 3.05e-5."""
     few, enough = (config(folder, learning_rate=rate) for rate in (7.5e-6, 7.7e-6))
     assert [loses_typical(one) for one in (few, enough, config(folder, lora={"rank": 2}))] == [True, False, False]
     assert assumed_compute(few, 2_000_000, "cpu").dtype == torch.float32
@@ -116,7 +116,7 @@ def test_a_plan_knows_the_rule_without_the_weights(folder):
 
 
 def test_the_share_that_is_rounded_otherwise_is_the_distance_over_the_spacing():
-    """Of weights that stand anywhere."""
+    """The weights are spread evenly over the interval."""
     sizes = torch.rand(200_000, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 1.0
     for share in (0.05, LEAST_ROUNDED, 0.5):
         distance = share * 2.0**-7
@@ -126,15 +126,15 @@ def test_the_share_that_is_rounded_otherwise_is_the_distance_over_the_spacing():
 
 
 def test_a_weight_of_a_bfloat16_checkpoint_that_moves_less_than_half_the_spacing_stays_what_it_was():
-    """So a run on such a model would learn nothing that bfloat16 shows."""
+    """A run on such a model would learn nothing that bfloat16 can show."""
     stored = torch.randn(1000, generator=torch.Generator().manual_seed(0)).bfloat16().float()
-    step = 0.2 * spacing(stored.abs())  # below a power of two the spacing is half of it
+    step = 0.2 * spacing(stored.abs())  # below a power of two the spacing is half as large
     assert torch.equal((stored + step).bfloat16().float(), stored)
 
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor on which bfloat16 is measured to be the fastest, whatever this one is."""
+    """A processor on which bfloat16 measures as the fastest precision, whatever this processor is."""
     if not onednn.available():
         pytest.skip("nothing is measured here: PyTorch is built without oneDNN")
     training = {"plain": 8.0, "onednn": 4.0, "bfloat16": 2.0}
@@ -147,7 +147,7 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def computed(folder: Path, config: RunConfig) -> tuple[torch.dtype, str]:
-    """The precision of a run in this folder, and what it says of rounding."""
+    """The precision of a run in this folder, and its note on rounding."""
     found = with_compute(load_model(config.model), config, folder, decodes=False)
     return found.compute.dtype, " ".join(note for note in found.notes if "moves a weight by" in note)
 

@@ -1,4 +1,4 @@
-"""Which folder a run takes where none is named, and what is shown of the run itself."""
+"""The folder of a run without a named output, and the text that represents a run."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Whole runs of a second: what the loop does at its edges."""
+"""Whole runs of a second: edge cases of the training loop."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_training_moves_the_weights(folder):
 def test_a_resumed_run_keeps_the_dropout_of_the_adapters_out_of_the_old_pass(folder):
     """With two updates per batch the old pass comes first, and must see the policy that sampled.
 
-    A fresh adapter adds nothing, with dropout or without, so only a resumed run can show the fault.
+    A fresh adapter adds nothing, with or without dropout, so only a resumed run can show the fault.
     """
     settings = {"train.minibatches": 2, "train.steps": 1, "train.learning_rate": 0.05}
     run = posttrain.resume(train(folder, "dropout", lora={"rank": 4, "dropout": 0.5}, **settings).folder, steps=2)
@@ -126,7 +126,7 @@ def test_a_resumed_run_keeps_the_dropout_of_the_adapters_out_of_the_old_pass(fol
     ],
 )
 def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, before, after, message):
-    """With another alpha the same weights are another model, and nothing else would notice."""
+    """With another alpha the same weights are another model, and no other check would notice."""
     run = train(folder, f"adapters-{before[:5]}", lora={"rank": 2, "alpha": 8})
     config = run.folder / "config.yaml"
     assert before in config.read_text()
@@ -145,7 +145,7 @@ def test_a_run_is_not_resumed_with_other_adapters_than_it_has_trained(folder, be
     ],
 )
 def test_a_run_is_not_resumed_on_another_model_than_it_was_started_with(folder, tmp_path, settings, role):
-    """Its folder was written anew: adapters would stand on other weights, a reference would say something else."""
+    """The model's folder was rewritten: adapters would sit on other weights, a reference would score differently."""
     start = tiny_model(tmp_path / "start")
     original = (start / "model.safetensors").read_bytes()
     run = train(folder, f"start-{role[-8:]}", model=str(start), **settings)
@@ -168,7 +168,7 @@ def test_a_run_of_which_all_comes_from_the_checkpoint_asks_for_no_more_of_its_st
 
 
 def test_a_run_that_learns_nothing_though_rewards_differ_is_warned_of_and_stopped(folder):
-    """No answer reaches the mark from which pass@k counts it as right: all advantages are 0."""
+    """No answer reaches the threshold at which pass@k counts it as right: all advantages are 0."""
     with pytest.raises(GuardStop, match=r"gradient is exactly 0.*; this is step 2 of this kind in a row"):
         train(
             folder,
@@ -219,7 +219,7 @@ def test_a_function_of_one_row_keeps_its_default_where_the_row_lacks_the_column(
 
 
 def test_a_loss_that_has_reached_its_margin_goes_on_to_the_end(folder):
-    """A hinge then has no gradient, and its pairs are learned."""
+    """The hinge then has no gradient, because its pairs are learned."""
     pairs = [{"prompt": "a", "chosen": f"b{n}", "rejected": f"c{n}"} for n in range(4)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
     config = {

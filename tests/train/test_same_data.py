@@ -1,4 +1,4 @@
-"""A resumed run goes on with the data of its start: rows that changed meanwhile are said, whatever kind they are of."""
+"""A resumed run continues with the data of its start: it reports every kind of row that changed meanwhile."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def write(file: Path, algorithm: str, rows: Rows) -> None:
 
 
 def begun(tmp_path: Path, model: Path, algorithm: str, **data: Any) -> Path:
-    """A run of 24 rows, 8 of them held out, with one of its two steps done."""
+    """A run on 24 rows, 8 of them held out, after the first of its two steps."""
     write(tmp_path / "train.jsonl", algorithm, [row(n) for n in range(16)])
     write(tmp_path / "eval.jsonl", algorithm, [row(n) for n in range(16, 24)])
     (tmp_path / "rewards.py").write_text(REWARD)
@@ -138,7 +138,7 @@ GRPO_CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
 
 @pytest.mark.parametrize("change", GRPO_CHANGES)
 def test_prompts_that_changed_are_said_too(tmp_path, model, change):
-    """Their held-out answers would be compared with a baseline of answers to other prompts."""
+    """Otherwise their held-out answers would be compared with a baseline of answers to other prompts."""
     folder = begun(tmp_path, model, "grpo")
     file, edit, message = GRPO_CHANGES[change]
     write(tmp_path / f"{file}.jsonl", "grpo", edit([row(n) for n in (range(16) if file == "train" else range(16, 24))]))
@@ -156,7 +156,7 @@ def test_a_run_of_an_earlier_version_gets_its_file_when_it_is_resumed(tmp_path, 
 
 
 def test_a_part_that_an_earlier_version_left_out_gets_there_too(tmp_path, model):
-    """Of prompts nothing was kept."""
+    """The file has no entry for the prompts."""
     folder = begun(tmp_path, model, "grpo")
     file = folder / "data.json"
     whole = json.loads(file.read_bytes())

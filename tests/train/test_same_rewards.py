@@ -1,4 +1,4 @@
-"""A resumed run whose rewards were changed since its start says so, and goes on."""
+"""A resumed run whose rewards changed since its start says so, and continues."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def model(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def begun(tmp_path: Path, model: Path) -> Path:
-    """A run with one step done."""
+    """A run after its first step."""
     for part, words in (("train", "abcdefgh"), ("eval", "ijkl")):
         (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in words))
     (tmp_path / "mine.py").write_text(REWARD)
@@ -82,7 +82,7 @@ def test_a_reward_that_was_changed_is_pointed_out_and_the_run_goes_on(begun, cha
     (warning,) = warnings(begun)
     assert warning.startswith(f"changed since the run was started: {said}. The baseline and earlier steps were judged")
     pt.resume(begun, steps=3)
-    assert warnings(begun) == [warning] * 2, "the baseline is still that of the start"
+    assert warnings(begun) == [warning] * 2, "the baseline is still the one of the start"
 
 
 def test_the_changed_reward_is_what_the_run_learns_from(begun):

@@ -1,4 +1,4 @@
-"""A resumed run says which settings differ from those of its checkpoint, and goes on."""
+"""A resumed run says which settings differ from those of its checkpoint, and continues."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posttrain.train.same_settings import facts_of
 
 @pytest.fixture
 def begun(tmp_path: Path) -> Path:
-    """A run with one step done."""
+    """A run after its first step."""
     rows = [{"prompt": word, "completion": word.upper()} for word in "abcdefghijkl"]
     (tmp_path / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = {

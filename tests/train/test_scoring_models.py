@@ -1,5 +1,5 @@
-"""Reward models on ratings and on labelled steps: trained, measured, resumed to the bit, opened by others, and used as
-the reward of a policy."""
+"""Reward models on ratings and on labelled steps: trained, measured, resumed bit for bit, loaded by other libraries,
+and used as the reward of a policy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STEPS = 100
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model over four letters; ratings that count the a's, steps that are right without a c, and prompts."""
+    """A model over four letters; ratings that count the a's; steps that are right if they have no c; and prompts."""
     folder = tmp_path_factory.mktemp("scoring")
     tiny_model(folder / "model", characters=f"{LETTERS} ")
     dice = random.Random(0)
@@ -52,7 +52,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def rated(prompt: str, completion: str) -> dict[str, Any]:
-    """On a scale that does not begin at 0."""
+    """A rated row, on a scale that does not begin at 0."""
     return {"prompt": prompt, "completion": completion, "score": 10 + 2 * completion.count("a")}
 
 
@@ -94,7 +94,7 @@ def runs(folder) -> dict[str, Run]:
     return {name: posttrain.train(config(folder, kind, name, checkpoint={"every": 15})) for name, kind in KINDS.items()}
 
 
-# what is learned and what is said about it
+# what the model learns and what the run reports
 
 
 @pytest.mark.slow
@@ -139,7 +139,7 @@ def test_pairs_are_measured_for_calibration_too(folder):
     assert all(0.5 <= b["predicted"] <= 1 for b in after["calibration"]["bins"])
 
 
-# what is saved
+# what the run saves
 
 
 def test_other_programs_open_what_was_saved_and_score_alike(runs):
@@ -189,7 +189,7 @@ def test_logistic_regression_gives_numbers_between_0_and_1(folder):
 
 
 def test_both_answers_of_a_pair_with_scores_are_rated(folder):
-    """As UltraFeedback has them."""
+    """The rows have the format of UltraFeedback."""
     rows = [
         {"prompt": "b", "chosen": "ab", "rejected": "c" * n, "score_chosen": 8.0, "score_rejected": n}
         for n in (1, 2, 3)
@@ -201,7 +201,7 @@ def test_both_answers_of_a_pair_with_scores_are_rated(folder):
     assert run.evaluation["trained"]["ratings"] == 6
 
 
-# what must not matter
+# what must not change the result
 
 
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_a_run_that_died_resumes_to_the_same_bits(folder, runs, kind, monkeypatc
 
 @pytest.mark.parametrize(("kind", "heldout"), [("ratings", "HeldOutRatings"), ("steps", "HeldOutSteps")])
 def test_each_version_of_the_weights_scores_the_held_out_rows_once(folder, kind, heldout, monkeypatch):
-    """The measure asks for the scores, and so does the scale that is written beside the model."""
+    """The measure needs the scores, and so does the scale that is written with the model."""
     subject = getattr(sources, heldout)
     plain, found = subject.scores, []
 
@@ -263,7 +263,7 @@ def test_adapters_are_merged_into_what_is_saved(folder, kind):
     assert opens.from_pretrained(run.model_path).config.num_labels == 1
 
 
-# used as a reward
+# the model as a reward
 
 
 def online(folder: Path, model: Path, name: str, **changes: Any) -> dict[str, Any]:
@@ -287,7 +287,7 @@ def online(folder: Path, model: Path, name: str, **changes: Any) -> dict[str, An
     ("kind", "truth"), few([("ratings", "count_a"), ("steps", "share_without_c")], ("ratings", "count_a"))
 )
 def test_a_policy_learns_what_the_model_rewards_and_what_it_was_trained_on(folder, runs, kind, truth):
-    """The truth is looked at with weight 0."""
+    """The true score is a reward with weight 0."""
     learned: dict[str, Any] = {"model": str(runs[kind].folder)}
     if kind == "steps":
         learned["settings"] = {"aggregate": "mean"}
@@ -300,7 +300,7 @@ def test_a_policy_learns_what_the_model_rewards_and_what_it_was_trained_on(folde
     for name in ("reward", f"rewards/{truth}/mean"):
         assert mean(name, slice(-4, None)) > mean(name, slice(0, 4)) + 0.1, name
     if kind == "ratings":
-        assert mean("reward", slice(0, 4)) > 8  # the data's units begin at 10
+        assert mean("reward", slice(0, 4)) > 8  # the scale of the data begins at 10
 
 
 def test_the_section_reward_model_trains_either_kind_first(folder):
@@ -319,7 +319,7 @@ def test_the_section_reward_model_trains_either_kind_first(folder):
     assert any("of the steps of 150 held-out answers judged rightly" in message for message in told)
 
 
-# what is refused
+# configurations that are refused
 
 
 @pytest.mark.parametrize(

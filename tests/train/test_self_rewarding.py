@@ -1,4 +1,4 @@
-"""The recipe in which a model judges its own answers: every round is on file, with what the model said of them."""
+"""The recipe in which a model judges its own answers: every round is on file, with the model's judgements."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_recipe_keeps_a_model_of_each_round_and_what_the_model_said_of_its_a
 
 
 def check_round(folder: Path) -> None:
-    """Each pair is ordered by the points in the replies on file, and right answers are counted beside."""
+    """Each pair is ordered by the points in the replies on file, and right answers are counted, too."""
     replies = {
         (line["prompt"], line["completion"]): [reply["verdict"] for reply in line["replies"]]
         for file in sorted((folder / "sampled").glob("judgements-*.jsonl"))
@@ -54,6 +54,6 @@ def check_round(folder: Path) -> None:
 
 
 def share(verdicts: list[float | None]) -> float:
-    """Of all points; an answer that holds nothing to judge has none, and nobody was asked."""
+    """The mean share of all points; an answer that holds nothing to judge gets no judgement and counts as 0."""
     found = [verdict / 5 for verdict in verdicts if verdict is not None]
     return sum(found) / len(found) if verdicts else 0.0

@@ -1,4 +1,4 @@
-"""Sizes that are left to a run are chosen once, kept in its folder, and taken by a resumed run as they are there."""
+"""Sizes that the run chooses are chosen once, kept in its folder, and used again when the run is resumed."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_nothing_is_chosen_where_it_is_given_or_on_a_cpu(tmp_path, monkeypatch, 
 
 
 def test_how_many_devices_share_a_copy_is_kept_for_each_number_of_devices(tmp_path, monkeypatch):
-    """16, then 8, then 16 again, while each start would choose otherwise than the one before."""
+    """16, then 8, then 16 devices again; each start would choose differently from the one before."""
     config = load_config(
         {"model": "m", "algorithm": "sft", "data": {"train": "rows.jsonl"}, "train": {"steps": 2, "devices": "auto"}}
     ).config
