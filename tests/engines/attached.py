@@ -1,4 +1,4 @@
-"""An engine that is attached to the stub of a server, without a run: what it says is heard answer by answer."""
+"""An engine that is attached to a stub server without a run; the test collects its answers one by one."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from posttrain.engines.vllm.port import ServerSetup, VllmEngine
 from posttrain.engines.vllm.sleeping import SharedDevice
 
 WHOLE = 24 * GIB
-"""Bytes of the GPU."""
+"""Memory of the GPU, in bytes."""
 
 
 class Heard:
-    """What an engine says, one after the other."""
+    """Receives the messages of an engine, one after the other."""
 
     def __init__(self, engine):
         self.engine, self.answers = engine, []
@@ -39,7 +39,7 @@ class Heard:
 
 @contextmanager
 def engine_of(place, server, url, *, seconds=20):
-    """Attached to a server; of the weights two versions are published."""
+    """An engine that is attached to a server, with two published versions of the weights."""
     model = server.model
     tensors = {name: ("float32", tuple(tensor.shape)) for name, tensor in server.tensors().items()}
     tokenizer = AutoTokenizer.from_pretrained(place / "model")

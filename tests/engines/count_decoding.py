@@ -1,9 +1,9 @@
-"""What decoding asks of a GPU for each token of all rows, counted without a GPU.
+"""The work of a GPU per decoded token of all rows, counted without a GPU.
 
-`python -m tests.engines.count_decoding`, of which docs/gpu-decoding.md has the table. Waits, launches and copies depend
-on the number of layers and not on their width: narrow models of one and of two layers are counted, and what the second
-layer adds is added for every further one. Casts are counted in shares of all weights, and keys and values in shares of
-what the rows have.
+Run `python -m tests.engines.count_decoding`; docs/gpu-decoding.md has its table. Waits, launches and copies depend on
+the number of layers and not on their width. The script counts narrow models of one and of two layers, and adds the
+difference once for every further layer. Casts are counted in shares of all weights; keys and values in shares of the
+columns that the rows have.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ NARROW: dict[str, Any] = {
 
 
 def full(layers: int) -> nn.Module:
-    """As Qwen2.5 0.5B is built."""
+    """A model with the layout of Qwen2.5 0.5B."""
     return Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=layers, tie_word_embeddings=True))
 
 
 def lora(layers: int, *, half: bool = False) -> nn.Module:
-    """As Qwen2.5 7B is built, with adapters on all linear layers; `half`: what is frozen is stored in bfloat16."""
+    """A model with the layout of Qwen2.5 7B, adapters on all linear layers; `half` stores frozen weights in bfloat16."""
     model = Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=layers, tie_word_embeddings=False))
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
     for parameter in adapted.parameters():
@@ -53,7 +53,7 @@ MODELS: dict[str, tuple[Callable[[int], nn.Module], int]] = {
 
 
 def count(model: Any) -> dict[str, float]:
-    """Per pass, which gives every row in flight a token."""
+    """The counts per pass, which gives every active row one token."""
     with second_device() as device:
         policy = moved(model)
         sampler = LocalSampler(policy, tiny_tokenizer(), EOS_IDS, shared=True, dtype=torch.bfloat16)
@@ -86,7 +86,7 @@ def _read(device: Device) -> int:
 
 
 def extrapolated(make: Callable[[int], nn.Module], layers: int) -> dict[str, float]:
-    """Shares are those of two layers."""
+    """The counts for `layers` layers; the shares are those of two layers."""
     torch.manual_seed(0)
     one, two = count(make(1)), count(make(2))
     return {what: two[what] if "shares" in what else two[what] + (layers - 2) * (two[what] - one[what]) for what in one}

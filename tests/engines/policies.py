@@ -75,7 +75,7 @@ class Settings:
 def tiny_model(
     name: str = "llama", *, attention: str | None = None, seed: int = 0, head_dim: int | None = None
 ) -> PreTrainedModel:
-    """Random weights, the same every time and large enough that probabilities are far from equal."""
+    """A model with the same random weights every time, large enough that probabilities are far from equal."""
     config = CONFIGS[name]()
     if head_dim is not None:
         config.head_dim = head_dim
@@ -89,7 +89,7 @@ def tiny_model(
 
 
 def lora_model(name: str = "llama", *, head_dim: int | None = None, **settings) -> nn.Module:
-    """A policy with an adapter that matters: its second factor is not the zeros of a new adapter."""
+    """A policy whose adapter has an effect: its second factor is not the zeros of a new adapter."""
     settings = {"r": 4, "lora_alpha": 8, "target_modules": "all-linear"} | settings
     model = get_peft_model(tiny_model(name, head_dim=head_dim), LoraConfig(task_type="CAUSAL_LM", **settings))
     with torch.random.fork_rng():
@@ -119,7 +119,7 @@ def random_prompts(lengths: Sequence[int] = (3, 11, 7, 1, 5), seed: int = 0) -> 
 
 
 def real_model(name: str) -> tuple[PreTrainedModel, hf.PreTrainedTokenizerBase]:
-    """A small trained model of the shared data folder; the test is skipped where there is none."""
+    """A small trained model of the shared data folder; the test is skipped if the model is missing."""
     folder = Path(__file__).parents[3] / "shared" / "data" / "models" / name
     if not folder.exists():
         pytest.skip(f"needs ../shared/data/models/{name}, which is not here")
@@ -128,7 +128,7 @@ def real_model(name: str) -> tuple[PreTrainedModel, hf.PreTrainedTokenizerBase]:
 
 
 def hf_greedy(model: PreTrainedModel, prompt: Prompt, length: int, eos_ids: Sequence[int]) -> tuple[int, ...]:
-    """What transformers generates for the prompt alone."""
+    """The completion that transformers generates for the prompt alone."""
     ids = torch.tensor([prompt.ids])
     found = model.generate(
         input_ids=ids,
@@ -142,7 +142,7 @@ def hf_greedy(model: PreTrainedModel, prompt: Prompt, length: int, eos_ids: Sequ
 
 
 def trainer_logprobs(model: nn.Module) -> Callable[..., list[list[float]]]:
-    """The trainer's side of a delivery proof: its packed forward pass."""
+    """The trainer's log-probabilities for a delivery proof, from its packed forward pass."""
 
     def score(prompt_ids, completion_ids, *, temperature: float) -> list[list[float]]:
         rows = [[*p, *c] for p, c in zip(prompt_ids, completion_ids, strict=True)]

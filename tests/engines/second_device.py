@@ -1,15 +1,15 @@
-"""A second device for tests on machines without one: real numbers behind tensors that say they are elsewhere.
+"""A second device for tests on machines without one: real numbers behind tensors that report another device.
 
 It computes on the CPU and behaves like a GPU with a queue:
 
-- a tensor of the host and one of the device do not meet in an operation; numbers cross by copies alone;
-- reading a number, a shape that depends on numbers, indexing with a list and a copy with a wait stop the host: each is
+- an operation cannot combine a tensor of the host and one of the device; only copies move numbers between them;
+- reading a number, a shape that depends on numbers, indexing with a list and a blocking copy stop the host: each is
   noted in `waits`;
-- a copy to the host that does not wait holds nothing (-1, nan) until an event that was recorded after it has been
-  waited for;
-- a copy from memory that is not pinned waits, whatever it was asked for.
+- a non-blocking copy to the host holds nothing (-1, nan) until the host has waited for an event that was recorded after
+  the copy;
+- a copy from memory that is not pinned blocks, even if it was requested as non-blocking.
 
-Its tensors have the device type `meta`, which is known to PyTorch, to no library and to no allocator.
+Its tensors have the device type `meta`, which PyTorch knows, but no library and no allocator.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 aten = torch.ops.aten
 DEVICE = torch.device("meta")
 _MODULE = SimpleNamespace()
-"""In place of `torch.cuda`; PyTorch remembers what it was given first."""
+"""The stand-in for `torch.cuda`; PyTorch remembers the first one that it receives."""
 _NOT_LAUNCHED = {
     aten.detach.default,
     aten.lift_fresh.default,
@@ -50,7 +50,7 @@ _SHAPED_BY_NUMBERS = {aten.masked_select.default, aten.repeat_interleave.Tensor,
 
 
 class OnDevice(Tensor):
-    """A tensor of the second device; `host` are its numbers."""
+    """A tensor of the second device; `host` holds its numbers."""
 
     host: Tensor
 
@@ -92,30 +92,30 @@ class OnDevice(Tensor):
 
 
 class Device(TorchDispatchMode):
-    """Runs what is called inside of the `with` block."""
+    """The device: it runs the operations inside the `with` block."""
 
     def __init__(self) -> None:
         super().__init__()
         self.pinned: list[Tensor] = []
         self.on_their_way: list[tuple[Tensor, Tensor]] = []
         self.weights: set[int] = set()
-        """Where weights are, whose casts are counted apart."""
+        """Addresses of the weights, whose casts are counted separately."""
         self.autocast: torch.dtype | None = None
         self._casts: dict[int, tuple[Tensor, Tensor]] = {}
         self._depth = 0
         self.forget()
 
     def forget(self) -> None:
-        """Count anew."""
+        """Reset all counts."""
         self.waits: list[str] = []
         """Operations that stop the host until the queue is empty."""
         self.launches = Counter[str]()
         self.copies = Counter[str]()
-        """To the device, and to the host, without a wait."""
+        """Non-blocking copies to the device and to the host."""
         self.bytes = Counter[str]()
-        """That operations read and write."""
+        """Bytes that operations read and write."""
         self.events = 0
-        """Waits for an event, which stop the host until what was queued before it is done."""
+        """Number of waits for an event. Such a wait stops the host until the work queued before the event is done."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -213,7 +213,7 @@ class Device(TorchDispatchMode):
 
     @contextmanager
     def autocasting(self, dtype: torch.dtype | None) -> Iterator[None]:
-        """As autocast does it: what was cast of trained weights is kept until the outermost one ends."""
+        """Cast as autocast does: casts of trained weights are kept until the outermost context ends."""
         before, self.autocast, self._depth = self.autocast, dtype, self._depth + 1
         try:
             yield
@@ -223,7 +223,7 @@ class Device(TorchDispatchMode):
                 self._casts.clear()
 
     def cast(self, x: Tensor) -> Tensor:
-        """For a product under autocast."""
+        """The tensor cast for a matrix product under autocast."""
         if x.dtype != torch.float32:
             return x
         _, cast = self._casts.get(id(x), (x, None))
@@ -238,7 +238,7 @@ class Device(TorchDispatchMode):
 
 
 class Event:
-    """Of the one queue."""
+    """An event of the only queue."""
 
     def __init__(self, device: Device) -> None:
         self.device, self.before = device, list[tuple[Tensor, Tensor]]()
@@ -255,7 +255,7 @@ class Event:
 
 
 class _Functions(TorchFunctionMode):
-    """What PyTorch does before it asks for an operation: tensors from lists, autocast; attention is one launch."""
+    """The work of PyTorch before it dispatches an operation: tensors from lists, autocast; attention is one launch."""
 
     def __init__(self, device: Device) -> None:
         super().__init__()
@@ -284,7 +284,7 @@ class _Functions(TorchFunctionMode):
 
 @contextmanager
 def second_device() -> Iterator[Device]:
-    """Everything inside may compute there."""
+    """A context in which operations may run on the second device."""
     device, autocast, is_enabled, dtype_of = (
         Device(),
         torch.autocast,
@@ -316,7 +316,7 @@ def second_device() -> Iterator[Device]:
 
 
 def moved(model: nn.Module) -> nn.Module:
-    """A copy of the model on the second device, to be made inside of it."""
+    """A copy of the model on the second device; call it inside the context."""
     memo = {id(x): x for x in (*model.parameters(), *model.buffers())}
     there = copy.deepcopy(model, memo)
     new: dict[int, Tensor] = {}
@@ -340,7 +340,7 @@ def _host(x: Any) -> Any:
 def _read_by_varlen(
     query: Tensor, key: Tensor, value: Tensor, *args: Any, seqused_k: Tensor | None = None, **_: Any
 ) -> list[Tensor]:
-    """The columns that rows have, of keys and of values."""
+    """The columns of keys and values that the rows have."""
     used = next((x for x in args[4:] if isinstance(x, Tensor)), seqused_k)
     columns = len(key) if used is None else int(used.sum())
     return [query, query, key[:columns], value[:columns]]
@@ -360,9 +360,9 @@ def varlen(
     enable_gqa: bool = False,
     seqused_k: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What `torch.nn.attention.varlen.varlen_attn` of PyTorch 2.13 promises, one sequence at a time.
+    """`torch.nn.attention.varlen.varlen_attn` as PyTorch 2.13 specifies it, computed one sequence at a time.
 
-    With what its kernel asks for (flash_api.cpp, `mha_varlen_fwd`), but for the precision: here any will do.
+    It makes the checks of the kernel (flash_api.cpp, `mha_varlen_fwd`), except the precision: any precision works here.
     """
     numbers = [cu_seq_q, cu_seq_k, *([] if seqused_k is None else [seqused_k])]
     assert all(x.dtype == torch.int32 and x.is_contiguous() for x in numbers)

@@ -1,6 +1,6 @@
-"""A server that speaks as vLLM does and decodes with transformers; a subclass does one thing wrong.
+"""A server with the protocol of vLLM that decodes with transformers; a subclass does one thing wrong.
 
-It runs in a thread of this process, and answers the calls that an engine makes.
+It runs in a thread of this process, and answers the calls of an engine.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from posttrain.engines.vllm.port import machine
 CARD = "GPU-of-the-stub"
 GIB = 2**30
 CHUNK = 3
-"""Tokens of a message."""
+"""Number of tokens in a message."""
 
 
 def json_of(logprob: float) -> float | None:
-    """As vLLM writes what JSON has no number for."""
+    """The log-probability in vLLM's JSON, which replaces values that JSON has no number for."""
     return None if math.isnan(logprob) else max(logprob, -9999.0)
 
 
 class StubServer:
-    """Knows one model; weights are read from the trainer's memory, as the real extension does."""
+    """A server for one model; it reads weights from the trainer's memory, as the real extension does."""
 
     facts: ClassVar[dict[str, Any]] = {}
-    """What differs from the right facts."""
+    """The facts that differ from the right ones."""
     together = True
     """Whether requests share a connection."""
 
@@ -52,12 +52,12 @@ class StubServer:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.model.config.tie_word_embeddings = False
         self.models = {0: self.model}
-        """As it was after each update."""
+        """The model after each update."""
         self.read: dict[tuple[str, tuple[int, ...]], int] = {}
-        """Which of them has read a prompt, by its salt: the cache of prefixes."""
+        """The prefix cache: the update whose weights have read a prompt, by salt and prompt."""
         self.version, self.paused = "default", False
         self.maps = {"weights": 2 * GIB, "kv_cache": 4 * GIB}
-        """Bytes of a GPU that it holds, by what a wake is told to map again."""
+        """Bytes of GPU memory that the server holds, by the tag that a wake maps again."""
         self.sleeps = set[str]()
         self.aborted = set[str]()
         self.running = set[str]()
@@ -67,15 +67,15 @@ class StubServer:
     # --- memory of a GPU ---------------------------------------------------------------------------------------------
 
     def held(self) -> int:
-        """What it says."""
+        """The memory that the server reports, in bytes."""
         return sum(size for tag, size in self.maps.items() if tag not in self.sleeps)
 
     def taken(self) -> int:
-        """What is so."""
+        """The memory that the server really holds, in bytes."""
         return self.held()
 
     def forget(self) -> None:
-        """What a sleep of level 2 leaves of the weights."""
+        """Zero the weights, as a sleep of level 2 does."""
         self.model = copy.deepcopy(self.model)
         with torch.no_grad():
             for tensor in self.tensors().values():
@@ -126,7 +126,7 @@ class StubServer:
 
     @torch.no_grad()
     def logits(self, ids: list[int], asked: dict[str, Any]) -> torch.Tensor:
-        """By the weights that have read the prompt, if that is in the cache; else by those of now."""
+        """Logits by the weights that have read the prompt, if it is in the cache; otherwise by the present weights."""
         reader = self.read.setdefault((asked["cache_salt"], tuple(asked["token_ids"])), self.loads)
         return self.models[reader](torch.tensor([ids])).logits[0, -1].float()
 
@@ -147,7 +147,7 @@ class StubServer:
         return found
 
     async def decode(self, asked: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """A choice for every few tokens; the last has the reason."""
+        """Yield a choice for every few tokens; the last one has the finish reason."""
         sampling, ids, name = asked["sampling_params"], list(asked["token_ids"]), asked.get("request_id", "")
         generator = torch.Generator().manual_seed(sampling.get("seed", 0))
         told, versions, reason = list[dict[str, Any]](), list[str](), None
@@ -199,7 +199,7 @@ class StubServer:
         return JSONResponse({"choices": [choice async for choice in self.decode(asked)]})
 
     async def lines(self, state: Any, asked: dict[str, Any]) -> AsyncIterator[list[Any]]:
-        """As `posttrain_rows` gets them from vLLM."""
+        """Yield the lines that `posttrain_rows` gets from vLLM."""
         async for choice in self.decode(asked):
             numbers = [one["logprob"] for one in choice["logprobs"]["content"]]
             spans = [(span["version"], span["start"], span["end"]) for span in choice.get("weight_versions", ())]
@@ -231,8 +231,8 @@ class StubServer:
         return None
 
     def on_start_weight_update(self, body: Any, request: Request) -> Any:
-        assert not self.running, "requests live across an update"
-        assert "weights" not in self.sleeps, "weights are written where no memory is"
+        assert not self.running, "requests are active during an update"
+        assert "weights" not in self.sleeps, "weights are written to memory that is not mapped"
         return None
 
     def on_update_weights(self, body: Any, request: Request) -> Any:
@@ -266,7 +266,7 @@ class StubServer:
 
     @contextmanager
     def serving(self) -> Any:
-        """Its address, while it is there."""
+        """The server's address, while the server runs."""
         names = [name.removeprefix("on_") for name in dir(self) if name.startswith("on_")]
         routes = [Route(f"/{name}", self.call, methods=["GET", "POST"]) for name in names]
         app = Starlette(routes=[*routes, Route("/inference/v1/generate", self.generate, methods=["POST"])])

@@ -1,4 +1,4 @@
-"""Rows that come and go while others are decoded, and that meet new weights between two tokens."""
+"""Rows that join and leave while other rows are decoded, and that get new weights between two tokens."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def tasks() -> list[Task]:
 
 
 def drawn_alone(loaded) -> dict[tuple[int, int], tuple[int, ...]]:
-    """What one call of the sampler gives for the same prompts."""
+    """The completions of one sampler call for the same prompts."""
     prompts = [Prompt(index=p, ids=ids, text="") for p, ids in enumerate(PROMPTS)]
     groups = make_sampler(loaded).generate(prompts, SAMPLING, group_size=SIZE, seed=SEED)
     return {(p, g): one.ids for p, group in enumerate(groups) for g, one in enumerate(group)}
@@ -121,10 +121,10 @@ def rows_across_a_change(continuous, other_weights, before: int = 4) -> dict[tup
 def test_each_token_has_the_version_and_the_log_probability_of_the_weights_that_drew_it(
     loaded, continuous, other_weights
 ):
-    """Keys and values are computed anew: as if the new weights had scored the whole text."""
+    """Keys and values are recomputed, so the log-probabilities are as if the new weights had scored the whole text."""
     found = rows_across_a_change(continuous, other_weights)
     crossing = [pieces for pieces in found.values() if {0, 1} <= {piece.version for piece in pieces}]
-    assert crossing, "some rows are under way when the weights change"
+    assert crossing, "some rows are active when the weights change"
     for pieces in crossing:
         versions = [piece.version for piece in pieces]
         assert versions == sorted(versions)
@@ -135,7 +135,7 @@ def test_each_token_has_the_version_and_the_log_probability_of_the_weights_that_
         new = continuous.sampler.score([prompt], [ids], temperature=1.0)[0]
         expected = old[: sum(counts)] + new[sum(counts) :]
         assert said == pytest.approx(expected, abs=1e-5)
-        assert old[sum(counts) :] != pytest.approx(new[sum(counts) :], abs=1e-3), "the new weights say something else"
+        assert old[sum(counts) :] != pytest.approx(new[sum(counts) :], abs=1e-3), "the new weights give other values"
 
 
 @pytest.mark.parametrize("continuous", [True], indirect=True)

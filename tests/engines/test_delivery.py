@@ -1,4 +1,4 @@
-"""The run stops when the sampler decodes with anything but the weights that were trained, and only then."""
+"""The run stops if the sampler decodes with other weights than the trained ones, and in no other case."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def train(policy: nn.Module, learning_rate: float, *, signal: float = 1.0) -> No
     optimizer.zero_grad()
 
 
-# ---------------------------------------------------------------- what is delivered passes
+# ---------------------------------------------------------------- correct deliveries pass
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -124,7 +124,7 @@ def test_a_step_without_signal_passes(shared):
     check(policy, sampler, version=2)
 
 
-# ---------------------------------------------------------------- what is not delivered stops
+# ---------------------------------------------------------------- wrong deliveries stop the run
 
 
 def test_a_version_that_did_not_move_on_stops_the_run():
@@ -144,11 +144,11 @@ def test_a_stale_copy_is_found_however_small_the_step_was(learning_rate):
         PublishError, match=r"(?s)differs between the trained model and the sampler.*stale or incomplete"
     ):
         check(policy, sampler)
-    if learning_rate < 1e-6:  # what only the comparison of the content could see
+    if learning_rate < 1e-6:  # a change that only the comparison of the content could detect
         deliver(policy, sampler, 2)
         after = sampler.score(PROOF.prompt_ids, PROOF.completion_ids, temperature=1.0)
         moved = max(abs(x - y) for a, b in zip(before, after, strict=True) for x, y in zip(a, b, strict=True))
-        assert moved < 2e-6, "the step was meant to be below what rounding moves"
+        assert moved < 2e-6, "the step was meant to be smaller than a rounding error"
 
 
 def test_a_sampler_that_claims_to_share_modules_but_decodes_with_a_copy_is_found():
@@ -174,7 +174,7 @@ def test_one_layer_that_was_not_copied_is_named():
 
 
 def test_an_ignored_adapter_is_found():
-    """The copy was made of the base model: finite losses, moving rewards, and nothing learned is ever sampled."""
+    """The copy has only the base model: losses are finite and rewards move, but no learned weight is ever sampled."""
     policy = lora_model()
     sampler = sampler_of(tiny_model())
     with pytest.raises(PublishError, match=r"differs .* and so do 13 of the other"):  # 14 adapted matrices
@@ -182,7 +182,7 @@ def test_an_ignored_adapter_is_found():
 
 
 def test_an_adapter_that_is_off_in_the_sampler_is_found_because_it_is_not_read():
-    """The tensors are all there; only the decoding goes past them."""
+    """The sampler has all tensors, but decoding does not use the adapter's."""
 
     class WithoutAdapter(LocalSampler):
         def score(self, *args, **kwargs):
@@ -196,7 +196,7 @@ def test_an_adapter_that_is_off_in_the_sampler_is_found_because_it_is_not_read()
 
 
 def test_adapters_that_are_switched_off_for_a_while_are_no_failure():
-    """Until then every parameter was read."""
+    """Every parameter was read before the adapters were switched off."""
     policy = lora_model()
     sampler = sampler_of(policy, shared=True)
     check(policy, sampler)
@@ -231,7 +231,7 @@ def test_a_tensor_that_has_no_counterpart_is_found():
 
 
 class CachesTheHead(LocalSampler):
-    """Shares the policy's modules, and multiplies by a transposed head that it made when it was built."""
+    """A sampler that shares the policy's modules, but multiplies by a transposed head that it cached at the start."""
 
     def __init__(self, *args, **kwargs) -> None:
         super().__init__(*args, **kwargs)
@@ -258,7 +258,7 @@ class _Transposed(nn.Module):
 
 @pytest.mark.parametrize("learning_rate", [1e-2, 1e-9])
 def test_something_computed_from_older_weights_is_found_though_the_modules_are_shared(learning_rate):
-    """Whatever the step was: decoding no longer reads the head that was compared."""
+    """The size of the step does not matter: decoding no longer reads the head that was compared."""
     policy = tiny_model()
     sampler = CachesTheHead(policy, tiny_tokenizer(), [EOS], shared=True, version=1)
     train(policy, learning_rate)
@@ -267,7 +267,7 @@ def test_something_computed_from_older_weights_is_found_though_the_modules_are_s
 
 
 def test_a_stale_head_tied_to_the_embedding_is_found_by_the_probe():
-    """Its memory is read all the same, by the embedding: only the numbers tell."""
+    """The embedding still reads the shared memory, so only the numbers show the difference."""
     policy = tiny_model("qwen2, tied")
     sampler = CachesTheHead(policy, tiny_tokenizer(), [EOS], shared=True, version=1)
     train(policy, 1e-2)
@@ -278,7 +278,7 @@ def test_a_stale_head_tied_to_the_embedding_is_found_by_the_probe():
 
 
 def test_log_probabilities_that_mean_something_else_are_found_by_the_probe():
-    """Equal weights, but the trainer forgets the temperature."""
+    """The weights are equal, but the trainer forgets the temperature."""
     policy = tiny_model()
     proof = DeliveryProof.from_prompts([p.ids for p in random_prompts((9,))], tolerance=1e-3, temperature=0.7)
 
@@ -312,11 +312,11 @@ def test_a_sampler_that_returns_no_numbers_never_passes():
         check(policy, sampler)
 
 
-# ---------------------------------------------------------------- a sampler that shows nothing of itself
+# ---------------------------------------------------------------- a sampler that exposes no weights
 
 
 class Elsewhere:
-    """Answers what `Sampler` asks and nothing else, as an engine in another process does."""
+    """A sampler with the `Sampler` interface and nothing else, like an engine in another process."""
 
     def __init__(self, policy: nn.Module, *, loses: str = "nothing") -> None:
         self._inside, self._loses = sampler_of(policy), loses
@@ -354,7 +354,7 @@ def test_a_receipt_of_an_earlier_delivery_is_refused():
 
 
 def test_what_is_held_comes_back_as_it_was():
-    """As a checkpoint keeps it while the sampler's weights are older than the policy's."""
+    """A checkpoint stores the held weights like this while the sampler's weights are older than the policy's."""
     policy = tiny_model()
     sampler = sampler_of(policy)
     held = {name: tensor.clone() for name, tensor in sampler.held()}
@@ -372,7 +372,7 @@ def test_a_probe_is_the_end_of_a_prompt_and_fits_wherever_the_prompt_fits():
     (row,) = (p.ids for p in random_prompts((40,)))
     proof = DeliveryProof.from_prompts([row, row[:5], row[:1]], tolerance=1.0)
     assert proof.prompt_ids == (row[8:36], row[:3], row[:1])
-    assert proof.completion_ids == (row[36:], row[3:5], row[:1] * 2), "what comes after the first token is decoded"
+    assert proof.completion_ids == (row[36:], row[3:5], row[:1] * 2), "the tokens after the first one are decoded"
 
 
 def test_a_proof_without_a_probe_is_refused():
@@ -394,7 +394,7 @@ def test_proving_changes_neither_weights_nor_gradients():
 
 
 def test_the_head_of_the_test_sampler_works_while_it_is_fresh():
-    """So that the tests above fail for the reason that they name."""
+    """This shows that the tests above fail for the reason that they name."""
     policy = tiny_model()
     sampler = CachesTheHead(policy, tiny_tokenizer(), [EOS], shared=True, version=1)
     expected = trainer_logprobs(policy)(PROOF.prompt_ids, PROOF.completion_ids, temperature=1.0)
@@ -407,5 +407,5 @@ def test_one_place_names_the_local_sampler():
     source = Path(posttrain.__file__).parent
     naming = {str(path.relative_to(source)) for path in source.rglob("*.py") if "LocalSampler" in path.read_text()}
     processes = {"engines/continuous.py", "engines/worker.py"}  # engines that are local samplers, in other processes
-    turns = {"engines/row_stream.py"}  # rows that come and go
+    turns = {"engines/row_stream.py"}  # rows that join and leave
     assert naming == {"engines/__init__.py", "engines/local.py", "train/sharded_sampler.py"} | processes | turns

@@ -1,4 +1,4 @@
-"""Continuous batching: whatever mix of requests is decoded together, each gets what it would get alone."""
+"""Continuous batching: each request gets the same tokens in any mix of requests as it would get alone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def policy(name: str) -> nn.Module:
 
 
 def alone(model: nn.Module, request: Request, eos_ids: tuple[int, ...], seed: int) -> list[int]:
-    """The simplest sampler there is: one row, no cache, the whole row through the model for every token."""
+    """The tokens of the simplest sampler: one row, no cache, the whole row through the model for every token."""
     stream, ids = UniformStream(seed, *request.stream), list(request.prompt_ids)
     for _ in range(request.max_new_tokens):
         with torch.no_grad():
@@ -68,7 +68,7 @@ def test_the_examples_in_the_docstrings_hold():
 @examples(10, 25)
 @given(data=st.data())
 def test_a_random_mix_of_requests_gets_what_each_gets_alone(data):
-    """Any prompts, repeated or not, any lengths, any number of rows at once: queues, split groups, single tokens."""
+    """Any prompts, repeated or not, any lengths, any number of batch rows: queues, split groups, single tokens."""
     name = data.draw(st.sampled_from([*IN_SLOTS, "lora", "lfm2, convolutions"]))
     model, seed = policy(name), data.draw(st.integers(0, 3))
     prompts = data.draw(st.lists(st.lists(st.integers(3, VOCAB - 1), min_size=1, max_size=14), min_size=1, max_size=3))
@@ -87,7 +87,7 @@ def test_a_random_mix_of_requests_gets_what_each_gets_alone(data):
 
 @pytest.mark.parametrize("name", IN_SLOTS)
 def test_rows_far_beyond_a_sliding_window_and_a_block_of_columns(name):
-    """60 tokens with windows of 5 and 6; storage grows on the way and a short row joins late."""
+    """60 tokens with windows of 5 and 6; the cache grows during decoding and a short row joins late."""
     model, (long, short) = policy(name), random_prompts((3, 20))
     requests = [Request(prompt_ids=p.ids, max_new_tokens=n) for p, n in ((long, 60), (short, 2), (short, 30))]
     found = dict(sampler_of(model, ()).complete(requests, Settings(temperature=0, max_batch_rows=2), seed=0))
@@ -105,18 +105,18 @@ def test_each_request_ends_at_its_own_length():
 
 
 def test_a_short_completion_is_handed_over_while_a_long_one_goes_on():
-    """The order is that of completion, and the same every time."""
+    """Completions are returned in the order in which they end, and the order is the same every time."""
     sampler, prompts = sampler_of(tiny_model(), (2, 5, 17, 40)), random_prompts((9, 5, 5, 3))
     runs = [list(sampler.each(prompts, Settings(max_batch_rows=3), group_size=2, seed=4)) for _ in range(2)]
     assert runs[0] == runs[1]
     places = [(place, g) for place, g, _ in runs[0]]
-    assert sorted(places) == [(place, g) for place in range(4) for g in range(2)] != places, "one overtakes another"
+    assert sorted(places) == [(place, g) for place in range(4) for g in range(2)] != places, "one row overtakes another"
     together: list[list[Completion]] = sampler.generate(prompts, Settings(), group_size=2, seed=4)
     assert all(completion.ids == together[place][g].ids for place, g, completion in runs[0])
 
 
 def test_between_two_completions_nothing_of_the_sampler_is_in_force():
-    """Whoever gets one may train, use the model as it was, or sample something else in between."""
+    """The caller may train, use the model in its original mode, or sample something else between two completions."""
     model, prompts = tiny_model().train(), random_prompts((6, 4))
     sampler = sampler_of(model)
     expected = sampler.generate(prompts, Settings(), group_size=2, seed=1)
@@ -173,19 +173,19 @@ def test_attention_reads_the_columns_of_the_longest_row_in_flight():
     (prompt,) = random_prompts((4,))
     requests = [Request(prompt_ids=prompt.ids, max_new_tokens=n) for n in (86, 3)]
     sampler = sampler_of(tiny_model("gpt2, learned positions"), ())
-    assert not sampler.note, "its way is found by a decoding that is not counted here"
+    assert not sampler.note, "the decoding that finds the sampler's method is not counted here"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(slots.SlotStorage, "use", noted)
         list(sampler.complete(requests, Settings(max_batch_rows=1), seed=0))
     assert [columns for columns, _ in in_use] == [-(-n // 32) * 32 for n in (*range(4, 90), *range(4, 7))]
-    assert sorted({capacity for _, capacity in in_use}) == [32, 64, 96], "never less than is in use"
+    assert sorted({capacity for _, capacity in in_use}) == [32, 64, 96], "never less than the rows use"
 
 
 @pytest.mark.parametrize(
     ("name", "storage"), [("llama", group_attention.SlotBlocks), ("gpt2, learned positions", slots.SlotStorage)]
 )
 def test_the_memory_of_a_call_is_given_back_when_it_ends(name, storage):
-    """Without waiting for the garbage collector: keys and values would lie beside the training pass."""
+    """It does not wait for the garbage collector: keys and values would take memory during the training pass."""
     made: weakref.WeakSet[object] = weakref.WeakSet()
     original = storage.__init__
 

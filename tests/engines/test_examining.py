@@ -1,5 +1,5 @@
-"""An engine that is asked why its numbers differ stays what it is: weights come first, rows come first, and late
-answers are nobody's."""
+"""Examining an engine's mismatch does not disturb it: weights and rows have priority, and late answers are
+dropped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def place(tmp_path_factory):
 
 
 class Busy(StubServer):
-    """Requests for named tokens wait until they are aborted, while it is told to let them; hashes take their time."""
+    """A server that hashes slowly and, if `holds` is set, holds requests for named tokens until they are aborted."""
 
     holds = False
     hashing = 0.0
@@ -54,12 +54,12 @@ class Busy(StubServer):
 def wait_for(there):
     end = time.monotonic() + 10
     while not there():
-        assert time.monotonic() < end, "it does not happen"
+        assert time.monotonic() < end, "the condition was not met in 10 s"
         time.sleep(0.005)
 
 
 def loaded(engine):
-    """Ears for an engine that has its first weights."""
+    """The receiver of an engine that has loaded its first weights."""
     heard = Heard(engine)
     heard.until(Ready)
     engine.load(0)
@@ -68,7 +68,7 @@ def loaded(engine):
 
 
 def examined(engine, heard, number):
-    """The next examination; none before it has said anything."""
+    """The next examination, which is the first answer of the engine."""
     engine.examine(number, TOKENS)
     answer = heard.until(Examined)
     assert answer.number == number
@@ -120,7 +120,7 @@ def test_rows_go_on_while_it_hashes_and_their_tokens_are_held_back(place):
         while not said or not getattr(said[-1], "reason", None):
             said.append(heard.until(Piece | WeightsLoaded))
         proof = next(at for at, one in enumerate(said) if isinstance(one, WeightsLoaded))
-        assert proof > 0, "no row went on before the hashes were there"
+        assert proof > 0, "no row continued before the hashes arrived"
         assert not any(one.ids for one in said[:proof]), "tokens came before the proof of their weights"
         assert len(said[-1].ids) == 4
 
@@ -135,7 +135,7 @@ def test_it_falls_asleep_when_it_is_told_to(place):
         server.holds = False
         engine.sleep()
         heard.until(Asleep)
-        engine.examine(2, TOKENS)  # it has no weights that it could be asked about
+        engine.examine(2, TOKENS)  # the engine has no weights to examine
         engine.load(1)
         assert heard.until(WeightsLoaded).version == 1
         examined(engine, heard, 3)
@@ -148,7 +148,7 @@ def test_a_server_that_is_too_busy_to_be_examined_is_not_lost(place):
         server.holds = True
         engine.examine(1, TOKENS)
         wait_for(lambda: len(server.waiting) == len(TOKENS))
-        wait_for(lambda: not server.waiting)  # its requests are taken back
+        wait_for(lambda: not server.waiting)  # its requests are aborted
         server.holds = False
         engine.submit([Task(row=(0, 0), attempt=1, prompt_ids=(3, 4), seed=1, stream=(0, 0), max_new_tokens=4)])
         assert heard.until(Piece, lambda piece: piece.ids).version == 0

@@ -1,6 +1,6 @@
-"""`model: policy` judges behind a vLLM server: asked by its weights, in its run and in an evaluation.
+"""`model: policy` judges behind a vLLM server: they use the server's weights, in their run and in an evaluation.
 
-The server is a stub. What it is asked by a judge is told from the rest by its length.
+The server is a stub. The tests recognise the questions of a judge by their length.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from posttrain.models.load import load_model
 from posttrain.train.fleet import longest_row
 
 QUESTION = 60
-"""Tokens that no prompt of these runs has, and every question does."""
+"""Number of tokens that every question of a judge exceeds, and no prompt of these runs does."""
 JUDGE = {"judge": {"model": "policy", "mode": "score", "max_tokens": 6}}
 REPETITION = {"name": "repetition", "settings": {"n": 1}}
 SAMPLED = JUDGE["judge"] | {"temperature": 0.5, "top_p": 0.9}
@@ -28,7 +28,7 @@ LIFTED = {"max_truncated": 1.0, "max_unscored": 1.0, "no_signal_steps": 9}
 
 
 class Recording(StubServer):
-    """Keeps what it was asked, and by which weights it answers."""
+    """Records each request with the weights that answer it."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -80,14 +80,14 @@ def test_each_group_is_judged_by_the_weights_that_have_drawn_it(place):
         run = pt.train(settings(place, "run", url), rewards=[{"judge": SAMPLED}, REPETITION])
     questions = server.questions
     labels = [int(version.rpartition(":")[2]) for version, _ in questions]
-    assert labels == sorted(labels), "each by the weights of its time"
-    assert set(labels) == {0, 1, 2}, "those of both steps, and the last ones in the evaluation"
+    assert labels == sorted(labels), "each request by the weights of its time"
+    assert set(labels) == {0, 1, 2}, "the weights of both steps, and the last ones in the evaluation"
     told = [replies(run.folder, name) for name in ("baseline", "step-000001", "step-000002", "trained")]
-    assert len(told[1]) == len(told[2]) == 4, "of each answer"
-    assert len(questions) >= sum(map(len, told)), "all came from the server, which asks once more without a verdict"
+    assert len(told[1]) == len(told[2]) == 4, "one score per answer"
+    assert len(questions) >= sum(map(len, told)), "the server gave all replies; a reply without a verdict is repeated"
     sampling = questions[0][1]["sampling_params"]
-    assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (0.5, 0.9, 6), "the judge's own"
-    assert any(letter in text for text in told[1] + told[2] for letter in "abcde"), "no stop strings of the run"
+    assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (0.5, 0.9, 6), "the judge's settings"
+    assert any(letter in text for text in told[1] + told[2] for letter in "abcde"), "no stop strings of the run apply"
 
 
 def test_an_evaluation_asks_the_server_that_answers_it(place):
@@ -98,7 +98,7 @@ def test_an_evaluation_asks_the_server_that_answers_it(place):
     here = evaluate(trained.folder)
     assert server.questions
     said = [[reply.text for one in found.judgements for reply in one.replies] for found in (served, here)]
-    assert said[0] == said[1], "greedy replies are those of a judge in this process"
+    assert said[0] == said[1], "greedy replies equal those of a judge in this process"
     assert all(said[0])
 
 
@@ -106,7 +106,7 @@ def test_a_server_gets_room_for_questions_where_the_policy_judges(place):
     loaded = load_model(ModelConfig(path=str(place / "model")))
     config = load_config(settings(place, "room", "http://127.0.0.1:1")).config
     judges = [entry.judge for entry in config.rewards if entry.judge]
-    assert longest_row(config, loaded) == 4096, "prompts of any length"
+    assert longest_row(config, loaded) == 4096, "prompts may have any length"
     assert room_for_judges(100, judges, loaded) == 2 * 100 + 2048 + 2 * 6
     assert room_for_judges(100, [], loaded) == 100
     assert room_for_judges(3000, judges, loaded) == 4096

@@ -1,4 +1,4 @@
-"""Ids are read while later passes are computed: whatever the lag, everybody draws the same tokens."""
+"""Ids are read while later passes are computed: every row draws the same tokens with any lag."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LAGS = (1, 3)
 
 @cache
 def policy(name: str) -> nn.Module:
-    """In float64, in which no draw depends on who is decoded beside a row."""
+    """A policy in float64, in which no draw depends on the other rows of the batch."""
     return (lora_model() if name == "lora" else tiny_model(name)).double()
 
 
@@ -74,7 +74,7 @@ def test_given_tokens_are_scored_the_same(lag):
 
 
 def test_an_id_is_read_after_the_next_pass_was_launched():
-    """Two rows of two and of four tokens: at lag 1 a step hands out what the step before has drawn."""
+    """Two rows of two and of four tokens: at lag 1 a step returns the tokens that the step before has drawn."""
     seen: list[list[int]] = []
     model = policy("llama")
     rows = [Row(n, Request(prompt_ids=(5, 6), max_new_tokens=length, stream=(0, n))) for n, length in ((0, 2), (1, 4))]
@@ -92,7 +92,7 @@ def test_an_id_is_read_after_the_next_pass_was_launched():
 @pytest.mark.parametrize("lag", [0, *LAGS])
 @pytest.mark.parametrize("keep_cache", [False, True])
 def test_rows_that_join_leave_and_meet_the_same_weights_again_draw_the_same(lag, keep_cache):
-    """Weights are loaded and a row is taken out and given back while tokens are on their way."""
+    """Weights are loaded, and a row is removed and returned, while tokens are still being copied."""
     sampling = SamplingConfig(max_completion_length=20, max_batch_rows=4)
     tasks = [
         Task(row=(p, g), attempt=1, prompt_ids=ids, seed=7, stream=(p, g), max_new_tokens=20)

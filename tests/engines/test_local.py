@@ -1,4 +1,4 @@
-"""Generation with a key-value cache gives what the model says, whatever rows happen to be decoded together."""
+"""Generation with a key-value cache gives the model's own answers, in any mix of rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sampler_of(model: nn.Module, eos_ids: tuple[int, ...] = (EOS,), **settings) 
 
 
 def warmed(sampler: LocalSampler) -> LocalSampler:
-    """It has tried out how the model is decoded with."""
+    """The sampler, after it has tried out how to decode with the model."""
     assert sampler.note is not None
     return sampler
 
@@ -43,7 +43,7 @@ def ids_of(groups: list[list[Completion]]) -> list[list[tuple[int, ...]]]:
 
 
 def full_forward_logprobs(model: nn.Module, prompt: Prompt, ids: tuple[int, ...], temperature: float) -> list[float]:
-    """One uncached pass over the row, no padding."""
+    """The log-probabilities of one uncached pass over the row, without padding."""
     with torch.no_grad():
         logits_TV = model(input_ids=torch.tensor([[*prompt.ids, *ids]])).logits[0].double() / temperature
     start = len(prompt.ids) - 1
@@ -52,7 +52,7 @@ def full_forward_logprobs(model: nn.Module, prompt: Prompt, ids: tuple[int, ...]
 
 @contextmanager
 def counted(module: nn.Module) -> Iterator[list[tuple[int, int]]]:
-    """The shapes `[rows, tokens]` of everything that goes through an embedding."""
+    """The shapes `[rows, tokens]` of all inputs of an embedding."""
     shapes: list[tuple[int, int]] = []
     handle = module.register_forward_pre_hook(lambda _, args: shapes.append(tuple(args[0].shape)))
     yield shapes
@@ -139,7 +139,7 @@ def test_scores_of_completions_of_any_length_keep_their_order():
 
 
 def test_scoring_needs_no_more_positions_than_each_row_has():
-    """A long prompt with a short completion beside a long completion: learned positions end at 96."""
+    """A long prompt with a short completion next to a long completion: learned positions end at 96."""
     model = tiny_model("gpt2, learned positions")
     long, short = random_prompts((94, 2))
     ids = tuple(random_prompts((60,), seed=1)[0].ids)
@@ -156,7 +156,7 @@ def test_first_tokens_follow_the_distribution_of_the_model():
     with torch.no_grad():
         expected_V = model(input_ids=torch.tensor([prompt.ids])).logits[0, -1].double().softmax(dim=-1) * len(group)
     observed_V = torch.bincount(torch.tensor([c.ids[0] for c in group]), minlength=len(expected_V)).double()
-    rare_V = expected_V < 5  # pooled, as the test wants
+    rare_V = expected_V < 5  # pooled, as the chi-square test requires
     observed = torch.cat([observed_V[~rare_V], observed_V[rare_V].sum()[None]])
     expected = torch.cat([expected_V[~rare_V], expected_V[rare_V].sum()[None]])
     assert float(((observed - expected) ** 2 / expected).sum()) < 103.4  # 63 degrees of freedom at most
@@ -167,12 +167,12 @@ def test_first_tokens_follow_the_distribution_of_the_model():
 
 @pytest.mark.parametrize("name", ["llama", "mistral, sliding window", "qwen3-moe, experts", "lfm2, convolutions"])
 def test_the_same_seed_gives_the_same_completions_whatever_is_decoded_together(name):
-    """In float32 on the CPU; the last bit of a logit may depend on the rows beside it, so this is no theorem."""
+    """This holds in float32 on the CPU; it is no theorem, because the other rows can change the last bit of a logit."""
     sampler, prompts = sampler_of(tiny_model(name)), random_prompts()
     expected = ids_of(sampler.generate(prompts, Settings(), group_size=3, seed=9))
     for rows in (1, 4, 7):
         settings = Settings(max_batch_rows=rows)
-        assert ids_of(sampler.generate(prompts, settings, group_size=3, seed=9)) == expected, f"{rows} rows at once"
+        assert ids_of(sampler.generate(prompts, settings, group_size=3, seed=9)) == expected, f"batches of {rows} rows"
     backwards = sampler.generate(prompts[::-1], Settings(), group_size=3, seed=9)[::-1]
     assert ids_of(backwards) == expected
 
@@ -222,7 +222,7 @@ def test_every_eos_id_ends_a_completion_and_is_part_of_it():
 
 
 def test_eos_may_be_the_first_token():
-    """And at once in every row: the batch is empty after one step."""
+    """EOS comes first in every row: the batch is empty after one step."""
     model = tiny_model()
     (prompt,) = random_prompts((5,))
     first = hf_greedy(model, prompt, 1, [])[0]
@@ -231,12 +231,12 @@ def test_eos_may_be_the_first_token():
 
 
 def test_a_stop_string_ends_a_completion_and_is_cut_from_its_text():
-    """The ids are kept up to and with the token that completed the string."""
+    """The ids are kept up to and including the token that completed the string."""
     model, tokenizer = tiny_model(), tiny_tokenizer()
     (prompt,) = random_prompts((5,))
     free = hf_greedy(model, prompt, 16, [])
     text = tokenizer.decode(free)
-    stop = text[4:7]  # three characters, out of several tokens
+    stop = text[4:7]  # three characters of several tokens
     cut_at = text.index(stop)
     ((completion,),) = sampler_of(model, ()).generate(
         [prompt], Settings(temperature=0, stop=[stop]), group_size=1, seed=0
@@ -268,7 +268,7 @@ def test_special_tokens_are_not_part_of_the_text():
     assert (completion.ids, completion.text) == ((first,), "")
 
 
-# ---------------------------------------------------------------- what is computed
+# ---------------------------------------------------------------- the work of a call
 
 
 @pytest.mark.parametrize("rows", [64, 3])
@@ -283,7 +283,7 @@ def test_a_prompt_goes_through_the_model_once_for_its_whole_group(rows):
             seed=0,
         )
     assert sum(b * t for b, t in shapes) == 3 * 6 + 3 * 8 * 3
-    assert sum(t > rows for _, t in shapes) <= 3, "passes with prompts in them"
+    assert sum(t > rows for _, t in shapes) <= 3, "passes that contain prompts"
 
 
 def test_no_row_is_computed_after_its_end():
@@ -291,7 +291,7 @@ def test_no_row_is_computed_after_its_end():
     with counted(model.get_input_embeddings()) as shapes:
         groups = sampler.generate(random_prompts(), Settings(max_completion_length=40), group_size=8, seed=0)
     lengths = [len(c.ids) for group in groups for c in group]
-    assert max(lengths) * len(lengths) > 2 * sum(lengths), "the test wants lengths that differ"
+    assert max(lengths) * len(lengths) > 2 * sum(lengths), "the test needs different lengths"
     assert sum(b * t for b, t in shapes) == sum(len(p.ids) for p in random_prompts()) + sum(lengths) - len(lengths)
 
 
@@ -302,13 +302,13 @@ def test_padded_rows_leave_the_batch_a_few_at_a_time():
     lengths = [len(c.ids) for group in groups for c in group]
     decoded = sum(b for b, t in shapes if t == 1)
     needed = sum(lengths) - len(lengths)
-    assert max(lengths) * len(lengths) > 2 * needed, "the test wants lengths that differ"
+    assert max(lengths) * len(lengths) > 2 * needed, "the test needs different lengths"
     assert needed <= decoded <= needed / (1 - 1 / 8) + max(lengths)
 
 
 @pytest.mark.parametrize("name", ["llama", "lfm2, convolutions"])
 def test_long_prompts_are_prefilled_a_few_at_a_time(name, monkeypatch):
-    """At most 20 tokens a pass, those of padding counted; a longer prompt has one for itself."""
+    """At most 20 tokens per pass, including padding; a longer prompt has a pass of its own."""
     monkeypatch.setattr("posttrain.engines.engine.PREFILL_TOKENS", 20)
     sampler = warmed(sampler_of(model := tiny_model(name), ()))
     with counted(model.get_input_embeddings()) as shapes:
@@ -353,7 +353,7 @@ def test_gradient_checkpointing_does_not_switch_the_cache_off():
     model.gradient_checkpointing_enable()
     with counted(model.get_input_embeddings()) as shapes:
         assert ids_of(sampler_of(model).generate(random_prompts(), GREEDY, group_size=1, seed=0)) == expected
-    assert [t for _, t in shapes][1:] == sorted((t for _, t in shapes[1:]), reverse=True), "the prompts come but once"
+    assert [t for _, t in shapes][1:] == sorted((t for _, t in shapes[1:]), reverse=True), "the prompts are read once"
 
 
 # ---------------------------------------------------------------- engines: shared, own copy, adapters, precision

@@ -1,4 +1,4 @@
-"""A server that begins to lie in the middle of a run, where neither hashes nor probe see it: the alarm names how."""
+"""A server starts to lie in the middle of a run, in a way that hashes and probe miss: the alarm names the cause."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import posttrain as pt
 from posttrain.errors import AlarmStop
 
 HONEST = 3
-"""Publications after which a server begins to lie: the fourth is for step 4."""
+"""Publications after which a server starts to lie: the fourth is for step 4."""
 STEPS = 6
 
 
@@ -51,12 +51,12 @@ def alarms(run):
 
 
 def is_row(asked):
-    """The probe asks for tokens by name."""
+    """Whether a request is for a row; the probe asks for tokens by name."""
     return "logprob_token_ids" not in asked["sampling_params"]
 
 
 class Liar(StubServer):
-    """Lies about rows, and never to the probe."""
+    """A server that lies about rows, but never to the probe."""
 
     @property
     def lies(self):
@@ -95,7 +95,7 @@ class ReadsWithBos(Liar):
 
 
 class DecodesWithOldWeights(Liar):
-    """Rows only; what it hashes and probes are the new ones."""
+    """Decodes only rows with old weights; it hashes and probes the new ones."""
 
     def twisted(self, asked):
         return asked | {"old": True}
@@ -107,7 +107,7 @@ class DecodesWithOldWeights(Liar):
 
 
 class KeepsRowsInItsCache(Liar):
-    """What older weights have read comes back wherever the salt is that of rows."""
+    """Reuses the cache of older weights for every request with the salt of rows."""
 
     def twisted(self, asked):
         return asked
@@ -119,7 +119,7 @@ class KeepsRowsInItsCache(Liar):
         return logits
 
     proving = True
-    """The probe of a publication comes before its first row."""
+    """Whether the probe of a publication is due or running; it comes before the publication's first row."""
 
     async def decode(self, asked):
         if is_row(asked):
@@ -133,7 +133,7 @@ class KeepsRowsInItsCache(Liar):
 
 
 class SwapsWeightsBehindItsBack(Liar):
-    """Once the proof is done, a tensor is written to."""
+    """Writes to a tensor after the proof is done."""
 
     async def decode(self, asked):
         if self.lies and is_row(asked):
@@ -179,7 +179,7 @@ def test_a_server_that_begins_to_lie_sets_off_an_alarm_that_names_how(place, kin
         run = pt.train(config(place, kind.__name__, url))
     [alarm] = alarms(run.folder)
     cause, words = LIES[kind]
-    assert (alarm["step"], alarm["change_point"]) == (6, 4), "three steps in a row"
+    assert (alarm["step"], alarm["change_point"]) == (6, 4), "three steps in succession"
     assert (alarm["evidence"]["cause"], words in alarm["message"]) == (cause, True), alarm["message"]
     honest, lying = run.metrics[:HONEST], run.metrics[HONEST:]
     assert all(step["mismatch/fresh_max"] < 1e-4 for step in honest)
@@ -205,7 +205,7 @@ def test_a_run_that_shall_stop_says_what_to_do_about_the_engine(place):
 
 @pytest.mark.slow
 def test_side_by_side_the_policy_that_moves_is_no_mismatch_and_a_lie_is(place):
-    """Older tokens are far from the present policy, of an honest server, too."""
+    """Older tokens are far from the present policy with an honest server, too."""
     ahead = {"train.run_ahead": 1, "train.max_staleness": 8, "train.steps": 12}
     with Liar(place / "model").serving() as url:
         run = pt.train(config(place, "honest ahead", url), **ahead)
@@ -221,5 +221,5 @@ def test_side_by_side_the_policy_that_moves_is_no_mismatch_and_a_lie_is(place):
 def test_an_engine_of_other_numerics_is_corrected_for(place):
     with Liar(place / "model").serving() as url:
         run = pt.train(config(place, "corrected", url), **{"train.steps": 1})
-    assert run.trainer.algorithm.correction == "tis", "of correction = auto"
-    assert run.metrics[0]["is/ess_fraction"] == pytest.approx(1, abs=1e-6), "and weighs next to nothing"
+    assert run.trainer.algorithm.correction == "tis", "the choice of correction = auto"
+    assert run.metrics[0]["is/ess_fraction"] == pytest.approx(1, abs=1e-6), "its weights are almost 1"

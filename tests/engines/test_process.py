@@ -1,4 +1,4 @@
-"""An engine in a process of its own, spoken to as its driver does."""
+"""An engine in its own process, addressed as its driver does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def started(loaded, tmp_path_factory) -> Iterator[tuple[EngineProcess, Published, dict[int, int]]]:
-    """One engine for all tests here, its published weights and which publication a version is."""
+    """One engine for all tests of this file, its published weights, and the publication of each version."""
     files, numbers = new_files(), dict[int, int]()
     setup = EngineSetup(
         model=ModelConfig(path=loaded.model.name_or_path, device="cpu").model_dump(mode="json"),
@@ -69,7 +69,7 @@ def heard(engine: EngineProcess, seconds: float = 60) -> list[Answer]:
 
 
 def finished(engine: EngineProcess, count: int) -> dict[tuple[int, int], list[Piece]]:
-    """The pieces of so many rows, by row."""
+    """The pieces of `count` rows, by row."""
     rows, ended = dict[tuple[int, int], list[Piece]](), 0
     while ended < count:
         for piece in heard(engine):
@@ -86,7 +86,7 @@ def publish(started, loaded, version: int, change: float = 0.0) -> WeightsLoaded
     engine.load(version)
     [found] = heard(engine)
     assert isinstance(found, WeightsLoaded)
-    assert dict(found.digests) == digests, "the engine found what was written"
+    assert dict(found.digests) == digests, "the engine found the written values"
     return found
 
 
@@ -134,7 +134,7 @@ def test_it_gives_back_what_it_is_asked_for(started, loaded):
 
 
 def test_the_end_of_the_process_is_told_with_its_cause(started):
-    """The last test of this engine."""
+    """This is the last test of this engine."""
     started[0].child.signal(signal.SIGKILL)
     with pytest.raises(EngineGone, match="killed by signal 9"):
         heard(started[0])

@@ -1,5 +1,5 @@
-"""Weights in memory that several processes see: what is written is read, bit by bit, and two publications live side
-by side."""
+"""Weights in memory that several processes share: reads return the written bits, and two publications exist
+side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors a forward pass reads is asked of the pass itself, and not again of one that reads every parameter."""
+"""A forward pass shows which tensors it reads; a model that reads every parameter is not run for this again."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ IDS = [1, 5, 7, 9]
 
 
 class Calls:
-    """How often a model was called."""
+    """Counts the calls of a model."""
 
     def __init__(self, model: nn.Module) -> None:
         self.count = 0
@@ -36,7 +36,7 @@ def test_a_model_that_reads_every_parameter_is_run_once(name):
 
 
 def test_a_model_with_something_unread_is_run_every_time():
-    """What one token leaves unread another may read: nothing can be known beforehand."""
+    """Another token may read a tensor that this token leaves unread: nothing can be known beforehand."""
     model = tiny_model("llama")
     model.register_parameter("beside", nn.Parameter(model.lm_head.weight.detach()[:1].clone()))
     calls = Calls(model)
@@ -69,7 +69,7 @@ def test_asking_leaves_the_mode_of_the_model():
 
 
 def test_a_packed_layer_that_did_not_run_is_asked_for_again():
-    """Its weight is no parameter; experts that are modules, say, of which others run for other tokens."""
+    """Its weight is no parameter. Experts, for example, are modules that run for some tokens only."""
     model = plain_copy(tiny_model("llama"), None, packed=True)
     mlp: Any = model.model.layers[1].mlp
     mlp.forward = lambda x: mlp.down_proj(mlp.gate_proj(x))

@@ -33,7 +33,7 @@ def difference(model, sampler: LocalSampler) -> Mean:
 
 
 def scoring(model) -> Callable[..., object]:
-    """One row through the model that is trained."""
+    """A function that passes one row through the trained model."""
     logprobs = trainer_logprobs(model)
     return lambda prompt, completion: logprobs([prompt], [completion], temperature=1.0)
 
@@ -57,7 +57,7 @@ def test_a_dense_model_has_no_routers_and_no_such_metric():
 
 @pytest.mark.parametrize("name", few(MIXTURES, next(iter(MIXTURES))))
 def test_in_float32_the_packed_pass_and_decoding_choose_the_same_experts(name):
-    """Every token but the last of each row, which predicts nothing, in both layers."""
+    """Every token in both layers, except the last token of each row, which predicts nothing."""
     model = tiny_model(name)
     found = difference(model, sampler_of(model, shared=True))
     tokens = sum(len(p) + len(c) - 1 for p, c in zip(PROMPTS, COMPLETIONS, strict=True))
@@ -74,7 +74,7 @@ def test_another_router_chooses_other_experts():
 
 
 def test_rounding_changes_some_choices():
-    """0.55% of 9120 (token, layer) with two of four experts."""
+    """0.55% of 9120 choices (token, layer), each of two experts among four."""
     model = tiny_model("qwen3-moe, experts")
     found = difference(model, sampler_of(model, dtype=torch.bfloat16))
     assert found.denominator > 9000
@@ -99,7 +99,7 @@ def test_a_publish_of_a_dense_model_says_nothing_of_routing():
 
 @pytest.mark.parametrize("name", MIXTURES)
 def test_no_auxiliary_loss_of_the_router_is_added(name):
-    """The gradient is that of the log-probabilities alone, also where the config asks for the balancing loss."""
+    """The gradient comes from the log-probabilities alone, even if the config asks for the balancing loss."""
 
     def gradients(**settings) -> list[torch.Tensor]:
         model = tiny_model(name)

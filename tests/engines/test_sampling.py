@@ -1,4 +1,4 @@
-"""Choosing a token from logits: the distribution that is sampled is the one that is reported."""
+"""Choosing a token from logits: the sampled distribution is the reported one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from posttrain.engines.sampling import UniformStream, choose, inverse_cdf, token
 
 
 def stream(seed: int, index: int, g: int, length: int) -> torch.Tensor:
-    """`[length, 2]`: the numbers of the first tokens of one completion."""
+    """`[length, 2]`: the random numbers for the first tokens of one completion."""
     words = UniformStream(seed, index, g)
     return uniforms([words.word() for _ in range(length)])
 
@@ -34,7 +34,7 @@ def test_the_examples_in_the_docstrings_hold():
     ("uniform", "token"), [(0.0, 0), (0.1999, 0), (0.2001, 2), (0.6999, 2), (0.7001, 3), (0.9999, 3)]
 )
 def test_a_uniform_number_selects_the_token_whose_share_of_the_unit_interval_it_falls_into(uniform, token):
-    """Four tokens are one block: the first number has nothing to choose from."""
+    """Four tokens are one block: the first number, which chooses the block, has no effect."""
     logits_BV = torch.tensor([[0.2, 0.0, 0.5, 0.3]]).log()
     ids_B, logprobs_B = choose(logits_BV, Settings(), torch.tensor([[0.6, uniform]], dtype=torch.float64))
     assert ids_B.item() == token
@@ -79,7 +79,7 @@ def test_frequencies_of_many_draws_follow_the_reported_probabilities(given_setti
     ids_B, logprobs_B = choose(logits_BV, given_settings, stream(3, 0, 0, draws))
     observed_V = torch.bincount(ids_B, minlength=vocab).double()
     probability_V = torch.zeros(vocab, dtype=torch.float64).scatter(0, ids_B, logprobs_B.double().exp())
-    assert float(probability_V.sum()) == pytest.approx(1.0, abs=1e-3)  # a token of probability 1e-4 may not be drawn
+    assert float(probability_V.sum()) == pytest.approx(1.0, abs=1e-3)  # a token of probability 1e-4 may never be drawn
     expected_V = (probability_V * draws).clamp(min=1e-9)
     assert float(((observed_V - expected_V) ** 2 / expected_V).sum()) < 73.4
 
@@ -146,7 +146,7 @@ def test_a_stream_is_a_pure_function_of_seed_prompt_and_completion():
 
 
 def test_streams_do_not_change_between_releases():
-    """A run is repeated from its seed, so these numbers are part of the format of a run."""
+    """A seed must repeat a run, so these numbers are part of the format of a run."""
     first = [(0x02F4BA64, 0x08E4D89B), (0x3DD62B0B, 0x9CA8C5B2)]  # Philox4x64-10, key 0, counter 1
     found_T2 = stream(0, 0, 0, 2).tolist()
     assert found_T2 == [[high / 2**32, low / 2**32] for high, low in first]
@@ -154,7 +154,7 @@ def test_streams_do_not_change_between_releases():
 
 
 def test_rounding_in_the_logits_hardly_ever_changes_the_token():
-    """2e-5 of noise, 10 times what padding causes. With one running sum over the vocabulary, some 15 draws change."""
+    """2e-5 of noise, 10 times the effect of padding. With one running sum over the vocabulary, some 15 draws change."""
     draws, vocab = 2_000, 8_000
     logits_BV = random_logits(1, vocab, spread=2.0).expand(draws, -1).clone()
     uniforms_B2 = stream(1, 0, 0, draws)

@@ -1,4 +1,4 @@
-"""Decoding on a device with a queue: nothing is on the wrong side, nothing waits, nothing is read too early."""
+"""Decoding on a device with a queue: no tensor on the wrong device, no operation that waits, no value read too early."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PLAIN = Settings(max_batch_rows=3, max_completion_length=8)
 
 
 def policy(name: str, **settings) -> nn.Module:
-    """In float64, in which no draw depends on how a product is summed."""
+    """A policy in float64, in which no draw depends on the order of a sum."""
     return (lora_model(**settings) if name == "lora" else tiny_model(name, **settings)).double()
 
 
@@ -42,7 +42,7 @@ def drawn(sampler: LocalSampler, settings: Settings = PLAIN) -> list:
 
 
 def passes(device: Device) -> float:
-    """Ids and log-probabilities of each came back."""
+    """The number of passes; ids and log-probabilities of each came back."""
     return device.copies["to the host"] / 2
 
 
@@ -90,14 +90,14 @@ def test_rows_of_several_temperatures_and_given_tokens_wait_for_nothing_either()
 
 @pytest.fixture
 def in_any_precision(monkeypatch):
-    """float64 shows that the right numbers meet; the kernel itself computes in half precision."""
+    """Run the kernel in float64, which shows that it combines the right numbers; the real kernel uses half precision."""
     monkeypatch.setattr(decoding_path, "HALF", (torch.float64, torch.bfloat16))
 
 
 @pytest.mark.usefixtures("in_any_precision")
 @pytest.mark.parametrize("name", few(["llama", "qwen2, tied", "lora"], "lora"))
 def test_rows_that_read_their_own_columns_draw_the_same(name):
-    """Storage grows on the way: 70 columns are more than two blocks of them."""
+    """The cache grows during decoding: 70 columns are more than two blocks of them."""
     model, settings = policy(name, head_dim=8), Settings(max_batch_rows=3, max_completion_length=66)
     prompts = random_prompts((3, 9))
     requests = [
@@ -153,7 +153,7 @@ def loaded(model: nn.Module) -> LoadedModel:
 @pytest.mark.usefixtures("holds_base")
 @pytest.mark.parametrize("weights", few(["shared", "taken"], "shared"))
 def test_adapters_on_a_base_held_in_half_precision_decode_by_the_kernel(weights):
-    """Slots are found in float32 before, without the kernel, which is tried in the precision of a call."""
+    """Slots are found in float32 first, without the kernel; the kernel is tried in the precision of a call."""
     with second_device() as device:
         policy = held.hold_frozen(loaded(lora_model("llama", head_dim=8)), decodes=True)
         assert decoding_path.decoding_path(policy.model).implementation == "slots_sdpa"
@@ -166,7 +166,7 @@ def test_adapters_on_a_base_held_in_half_precision_decode_by_the_kernel(weights)
 
 
 def test_slots_are_found_in_float32_however_a_call_decodes(monkeypatch):
-    """Of a deep model no two ways agree in bfloat16: a tolerance that none keeps there stands for it."""
+    """In bfloat16, no two methods agree for a deep model: a tolerance of 0 simulates such a model."""
     monkeypatch.setattr(decoding_path, "_ROUNDING", 0.0)
     with second_device():
         for weights in ("shared", "taken", "copied"):
@@ -223,7 +223,7 @@ def test_the_casts_draw_what_a_model_of_that_precision_draws():
 
 
 def test_weights_that_were_written_in_the_middle_of_a_call_are_decoded_with():
-    """All zero, so that all tokens are equally likely."""
+    """All weights become zero, so all tokens are equally likely."""
     requests = [Request(prompt_ids=(5, 6, n), max_new_tokens=n, given_ids=(7,) * n) for n in (1, 4)]
     equal = -torch.tensor(64.0).log().item()
     with second_device():
@@ -234,12 +234,12 @@ def test_weights_that_were_written_in_the_middle_of_a_call_are_decoded_with():
             with torch.no_grad():
                 for parameter in policy.parameters():
                     parameter.mul_(0)
-    assert logprobs[0][0] != pytest.approx(equal, abs=1e-3) != logprobs[1][0], "launched before"
+    assert logprobs[0][0] != pytest.approx(equal, abs=1e-3) != logprobs[1][0], "launched before the write"
     assert logprobs[1][1:] == pytest.approx([equal] * 3, abs=1e-3)
 
 
 def test_casts_of_older_weights_do_not_pass_for_the_weights_that_were_published(monkeypatch):
-    """Planted: casts that outlive their call."""
+    """The planted fault: casts that outlive their call."""
     with second_device():
         policy = moved(float32_policy())
         sampler = half(policy)
@@ -256,7 +256,7 @@ def test_casts_of_older_weights_do_not_pass_for_the_weights_that_were_published(
 
 @pytest.mark.parametrize("target_modules", ["all-linear", ["q_proj"]])
 def test_a_policy_with_a_frozen_base_and_the_adapter_of_a_critic_is_published(target_modules):
-    """What a plain pass does not read, as that adapter, is asked for at every delivery, by a pass of its own."""
+    """A plain pass does not read that adapter, so each delivery reads it in a separate pass."""
     adapted = cast("PeftModel", lora_model("llama", head_dim=8, target_modules=target_modules))
     lora_critic(adapted, rank=2, alpha=4, seed=0)
     model = hold_in(adapted, torch.bfloat16)
@@ -279,7 +279,7 @@ def test_a_model_that_nobody_trains_is_stored_as_it_computes():
         assert "cast of a weight to bfloat16" not in device.launches
 
 
-# --- what the second device finds ------------------------------------------------------------------------------------
+# --- faults that the second device finds -----------------------------------------------------------------------------
 
 
 def test_a_planted_read_in_the_loop_is_found(monkeypatch):
@@ -331,4 +331,4 @@ def test_ids_that_are_read_without_waiting_for_them_are_found(monkeypatch):
     with second_device():
         sampler = sampler_of(moved(policy("llama")), max_batch_rows=1)
         scores = sampler.score([[3, 4]], [[5, 6, 7]], temperature=1.0)
-        assert all(score != score for score in scores[0]), "what has not arrived is no number"
+        assert all(score != score for score in scores[0]), "a value that has not arrived is NaN"

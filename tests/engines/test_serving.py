@@ -1,6 +1,6 @@
 """Evaluations and conversations that a server answers: proven weights, the local sampler's greedy answers, no row lost.
 
-The server is the stub of test_vllm.py; test_vllm_server.py has real ones.
+The server is the stub of test_vllm.py; test_vllm_server.py has real servers.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def by(url):
 
 
 def emptied(server):
-    """It holds none of the weights that it will be given."""
+    """Let the server have none of the weights that it will receive."""
     for tensor in server.tensors().values():
         tensor.data.zero_()
     return server
@@ -63,7 +63,7 @@ def test_an_evaluation_is_answered_by_a_server_with_the_weights_of_the_model(pla
 
 
 class Dies(StubServer):
-    """Its connections break in the middle of an answer, once."""
+    """Its connections break once, in the middle of an answer."""
 
     dead: ClassVar = False
 
@@ -85,13 +85,13 @@ def test_a_server_that_dies_in_the_middle_is_replaced_nothing_is_lost_and_it_is_
     assert len(said) == 1
     assert "engine 0 is lost: a request failed: ConnectionError: the server has ended" in said[0]
     assert "its rows continue from the tokens that it delivered" in said[0]
-    assert server.loads == 2, "the next one gets the weights and proves them, too"
+    assert server.loads == 2, "the next evaluation loads the weights and proves them again"
     assert [one.greedy for one in served.records] == [one.greedy for one in evaluated(place).records]
 
 
 class Stale(StubServer):
     def load(self, sent):
-        """It says that it took the weights."""
+        """Report success without taking the weights."""
 
 
 def test_a_server_with_other_weights_answers_nothing_and_its_log_is_named(place):
@@ -125,7 +125,7 @@ def test_a_run_that_sampled_with_servers_is_evaluated_with_servers(place, capsys
         assert server.loads == loads + 1
         here = evaluate(trained.folder, rollout={"engine": "local"})
         assert run(["eval", str(trained.folder), "rollout.engine=local", "--json"]) == 0
-        assert server.loads == loads + 1, "nobody asked it"
+        assert server.loads == loads + 1, "nothing asked the server for an answer"
     lines = (trained.folder / "evaluations" / "trained.jsonl").read_text().splitlines()
     greedy = [tuple(json.loads(line)["greedy"]["ids"]) for line in lines]
     assert greedy == [one.greedy.ids for one in again.records] == [one.greedy.ids for one in here.records]
@@ -147,7 +147,7 @@ def test_a_conversation_is_answered_by_a_server(place, capsys):
     assert capsys.readouterr().out.strip("\n") == expected[0]
 
 
-# --- what cannot be ------------------------------------------------------------------------------------------------
+# --- impossible configurations -------------------------------------------------------------------------------------
 
 
 def test_without_an_installation_it_is_said_how_to_make_one(place, monkeypatch, tmp_path):

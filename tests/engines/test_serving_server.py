@@ -48,7 +48,7 @@ def evaluated(place, **changes):
 
 
 def servers(parent: int) -> list[psutil.Process]:
-    """Those that this process has started."""
+    """The servers that this process has started."""
     found = list[psutil.Process]()
     with suppress(psutil.Error):
         for one in psutil.Process(parent).children(recursive=True):

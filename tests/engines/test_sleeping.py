@@ -1,6 +1,6 @@
-"""A server on the trainer's GPU: it sleeps while a step is trained, and every way in which it could only seem to.
+"""A server on the trainer's GPU sleeps while a step is trained. Each fault here only looks like a sleep.
 
-The GPU is the stub's: it says how much the server holds, and a number stands for what its driver says is free.
+The GPU is simulated by the stub: it says how much the server holds, and a number stands for the driver's free memory.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def place(tmp_path_factory):
 
 @pytest.fixture
 def shares(monkeypatch):
-    """Have trainer and server share the stub's GPU."""
+    """Let trainer and server share the stub's GPU."""
 
     def put(server):
         device = server and SharedDevice(CARD, lambda: WHOLE - server.taken())
@@ -60,7 +60,7 @@ def trained(place, shares, server, name, **changes):
 
 
 class Watched(StubServer):
-    """Notes what it holds whenever the trainer computes a step."""
+    """Records the memory that it holds whenever the trainer computes a step."""
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -78,25 +78,25 @@ def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, sha
     evaluation = {"prompts": 4, "samples": 1, "writing": 0, "every": 2}
     run = trained(place, shares, server, "in turns", evaluation=evaluation)
     assert server.while_training == [0] * 4
-    assert [server.calls.count(name) for name in ("sleep", "wake_up")] == [4, 8], "once a step; weights, then cache"
+    assert [server.calls.count(name) for name in ("sleep", "wake_up")] == [4, 8], "once per step; weights, then cache"
     assert all(version == row["step"] - 1 for row in rows_of(run.folder) for version in row["versions"])
     assert [step["queue/gave_back_gib"] for step in run.metrics] == [6.0] * 4
     asleep = server.calls[server.calls.index("sleep") :]
     between = asleep[: asleep.index("resume")]
     order = ["sleep", "wake_up", "start_weight_update", "update_weights", "finish_weight_update", "wake_up"]
-    assert [name for name in between if name in order] == order, "the cache comes when the weights are there"
+    assert [name for name in between if name in order] == order, "the cache is mapped after the weights arrived"
     shares(None)
     with StubServer(place / "model").serving() as url:
         awake = pt.train(config(place, "awake", url, evaluation=evaluation))
     assert [step["loss"] for step in awake.metrics] == [step["loss"] for step in run.metrics]
     assert [row["completion_ids"] for row in rows_of(awake.folder)] == [
         row["completion_ids"] for row in rows_of(run.folder)
-    ], "nothing that is learned depends on a sleep"
+    ], "sleeping changes no training result"
 
 
 @pytest.mark.slow
 def test_a_server_is_left_alone_until_the_longest_rows_were_tried_also_on_a_resume(place, shares, monkeypatch):
-    """Awake, it would hold memory that the rehearsal then lacks."""
+    """An awake server would hold memory that the rehearsal of the longest rows needs."""
     server, rehearse, before = StubServer(place / "model"), trainer.Trainer.rehearse, list[list[str]]()
 
     def noting(self, longest):
@@ -115,11 +115,11 @@ def test_a_server_is_left_alone_until_the_longest_rows_were_tried_also_on_a_resu
     assert all(version == row["step"] - 1 for row in later for version in row["versions"])
 
 
-# --- servers that are wrong ------------------------------------------------------------------------------------------
+# --- wrong servers ---------------------------------------------------------------------------------------------------
 
 
 class KeepsItsMemory(StubServer):
-    """It says that it gave all back."""
+    """A server that says that it freed all its memory."""
 
     def taken(self):
         return sum(self.maps.values()) - (GIB if self.sleeps else 0)
@@ -136,7 +136,7 @@ class AnswersWithoutSleeping(StubServer):
 
 
 class HasNothingToGive(StubServer):
-    """Started without --enable-sleep-mode by somebody who says otherwise: its memory is in no pool."""
+    """A server without --enable-sleep-mode that claims to have it: none of its memory can be freed."""
 
     def held(self):
         return 0
@@ -151,7 +151,7 @@ class OnAnotherGpu(StubServer):
 
 
 class WakesWithOldWeights(StubServer):
-    """What it is sent goes where nothing is mapped."""
+    """A server that writes the received weights to memory that is not mapped."""
 
     def load(self, sent):
         if self.loads:
@@ -183,7 +183,7 @@ class NeverAnswersAWake(StubServer):
 
 
 class DiesAsleep(StubServer):
-    """Nobody listens any more where it was."""
+    """A server that stops listening while it sleeps."""
 
     def on_is_sleeping(self, body, request):
         told = super().on_is_sleeping(body, request)
@@ -212,7 +212,7 @@ WRONG = {
 
 @pytest.mark.parametrize("kind", few(WRONG, KeepsItsMemory, WakesWithOldWeights))
 def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_name(place, shares, kind, monkeypatch):
-    monkeypatch.setattr(servers, "START_DEADLINE", 1.0)  # for one that does not come back
+    monkeypatch.setattr(servers, "START_DEADLINE", 1.0)  # for the server that does not come back
     ended, server = "", kind(place / "model")
     shares(server)
     with server.serving() as url:
@@ -227,7 +227,7 @@ def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_n
 
 
 def test_a_server_that_somebody_left_asleep_is_woken(place, shares):
-    """Its trainer was killed while it slept: the next one finds it without weights and with its requests waiting."""
+    """Its trainer was killed during the sleep: the next trainer finds a server without weights, with waiting requests."""
     server = StubServer(place / "model")
     server.on_sleep({}, SimpleNamespace(query_params={"level": "2"}))
     trained(place, shares, server, "left asleep")
@@ -235,7 +235,7 @@ def test_a_server_that_somebody_left_asleep_is_woken(place, shares):
 
 
 def test_a_row_that_arrives_asleep_is_drawn_with_the_weights_that_it_wakes_to(place):
-    """A server would keep the request, and answer it when it wakes: with weights that nobody has proven."""
+    """A server would keep the request and answer it after waking, with weights that have not been proven."""
     asked = list[str]()
 
     class Counts(StubServer):
@@ -268,7 +268,7 @@ def test_a_row_that_arrives_asleep_is_drawn_with_the_weights_that_it_wakes_to(pl
 
 @pytest.fixture
 def on_a_gpu(place, monkeypatch):
-    """The tiny model as if it were on a GPU, of which so much is free: it has 10 GiB of keys and values to decode."""
+    """The tiny model as if on a GPU with `free` bytes: its keys and values for decoding take 10 GiB."""
     loaded = load_model(ModelConfig(path=str(place / "model"), device="cpu"))
     tensors = tensors_of(loaded)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -285,8 +285,8 @@ def on_a_gpu(place, monkeypatch):
 def test_a_server_leaves_the_trainer_the_moments_that_are_still_to_come(on_a_gpu):
     first = on_a_gpu(free=10 * GIB, device=SharedDevice(CARD, lambda: 0, to_come=lambda: 3 * GIB))
     resumed = on_a_gpu(free=7 * GIB, device=SharedDevice(CARD, lambda: 0, to_come=lambda: 0))
-    assert first == resumed, "the moments of a run that is resumed are there already, and no longer free"
-    assert first.awake == 6 * GIB, "of ten, three are for moments and one for the trainer's own work"
+    assert first == resumed, "the moments of a resumed run exist already, and take free memory"
+    assert first.awake == 6 * GIB, "of 10 GiB, three are for moments and one for the trainer's own work"
 
 
 def test_servers_on_one_gpu_share_what_is_free_of_it(on_a_gpu, monkeypatch):
@@ -297,7 +297,7 @@ def test_servers_on_one_gpu_share_what_is_free_of_it(on_a_gpu, monkeypatch):
         on_a_gpu(free=9 * GIB, servers=8)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     first, *rest = [on_a_gpu(free=9 * GIB, number=number, servers=3) for number in range(3)]
-    assert first is None, "the next GPU is its own"
+    assert first is None, "it has the next GPU to itself"
     assert [one.awake for one in rest] == [4 * GIB] * 2
 
 
@@ -315,7 +315,7 @@ def test_moments_are_to_come_until_a_run_has_stepped_and_not_when_it_is_resumed(
     with server.serving() as url:
         run = pt.train(config(place, "moments", url), **{"train.steps": 2})
         trained = sum(parameter.numel() for parameter in run.trainer.trained_parameters().values())
-        assert to_come[0] == 8 * trained, "two numbers of float32 for each that is trained"
+        assert to_come[0] == 8 * trained, "two float32 numbers for each trained number"
         assert to_come[-1] == 0
         to_come.clear()
         pt.resume(run, steps=3)
@@ -342,7 +342,7 @@ def test_on_a_gpu_of_its_own_it_takes_what_vllm_takes_and_never_sleeps():
 
 
 def test_on_a_cpu_nobody_sleeps(place):
-    """vLLM's CPU build refuses --enable-sleep-mode, and answers /sleep with 200 while it gives nothing back."""
+    """vLLM's CPU build refuses --enable-sleep-mode, and answers /sleep with 200 but frees no memory."""
     server = StubServer(place / "model")
     with server.serving() as url:
         pt.train(config(place, "on a CPU", url), **{"rollout.placement": "shared"})

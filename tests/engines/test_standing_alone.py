@@ -1,4 +1,4 @@
-"""Of which models a row gets the same bits whatever is decoded beside it is seen by what computes it."""
+"""For which models a row gets the same bits in any batch depends on the operations that compute it."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def test_a_copy_in_bfloat16_stands_alone_where_pairs_are_multiplied():
 @needs_kernels
 @pytest.mark.parametrize("what", ["no kernels", "narrow heads", "large layers", "a hook", "top-p", "greedy"])
 def test_whatever_pytorch_sums_does_not_stand_alone(what, monkeypatch):
-    """Narrow heads attend by products; a layer that somebody waits for is called; the rest of a distribution is summed
-    before a token of its top is drawn."""
+    """Narrow heads attend by products; a layer with a hook is called; the rest of a distribution is summed before a
+    token of its top is drawn."""
     if what == "large layers":
         monkeypatch.setattr(joint_linear, "COPIED_WEIGHTS", 100)
     model = tiny_model(head_dim=8 if what == "narrow heads" else 32)
@@ -63,7 +63,7 @@ def test_whatever_pytorch_sums_does_not_stand_alone(what, monkeypatch):
 @pytest.mark.parametrize("copied", [False, True])
 @catalogue("name", PLAIN)
 def test_rows_that_come_at_any_time_get_the_same_bits(name, copied):
-    """What was tried beforehand is gone, and who is decoded beside whom changes nothing."""
+    """Earlier trials leave no trace, and the other rows of the batch change nothing."""
     half: dict[str, Any] = {"shared": False, "packed": True, "dtype": torch.bfloat16} if copied else {}
     sampler, prompts = sampler_of(tiny_model(name, head_dim=32), compute=COMPILED, **half), random_prompts((12, 1, 30))
     if not alone(sampler):

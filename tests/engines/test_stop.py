@@ -1,4 +1,4 @@
-"""Stop strings are found where decoded text completes them, whichever tokens the text came in."""
+"""Stop strings are found when decoded text completes them, in any split of the text into tokens."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def ids_of(words: list[str]) -> list[int]:
     [
         (["a", "b", "."], ["."], "ab"),
         (["x", "ab", "END"], ["bEN"], "xa"),  # begins inside one token and ends inside another
-        (["x", "END"], ["N", "END"], "x"),  # two at once: the one that begins first
-        (["END", "x"], ["END"], ""),  # seen late, for example after a longer token
+        (["x", "END"], ["N", "END"], "x"),  # two in the same text: the one that begins first
+        (["END", "x"], ["END"], ""),  # detected late, for example after a longer token
         (["é", "."], ["é."], ""),
         (["a", "<eos>"], ["<eos>"], "a"),  # special tokens stop by their spelling
     ],
@@ -56,7 +56,7 @@ def test_without_strings_there_is_nothing_to_look_for():
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_looking_at_the_last_tokens_finds_what_looking_at_the_whole_text_finds(data):
-    """On a real tokenizer with byte-level pieces: random ids decode to broken UTF-8, spaces and special tokens."""
+    """A real tokenizer with byte-level pieces: random ids decode to broken UTF-8, spaces and special tokens."""
     tokenizer = byte_level_tokenizer()
     ids = data.draw(st.lists(st.integers(0, 6399), min_size=1, max_size=40))
     text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)

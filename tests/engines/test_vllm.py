@@ -1,6 +1,6 @@
-"""Runs that sample from a server, and every way in which one can be wrong: each is found, and said by its name.
+"""Runs that sample from a server, and every kind of wrong server: each is found, and the error names the fault.
 
-The server is a stub that plants what a real one does only by accident; test_vllm_server.py has the real one.
+The server is a stub with planted faults that a real one has only by accident; test_vllm_server.py has the real one.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def test_a_run_samples_and_evaluates_with_a_server(place, model):
         ahead = {"train.run_ahead": 2, "train.max_staleness": 8}
         changes = {"model": {"path": str(place / model), "device": "cpu"}, "evaluation": evaluation}
         run = pt.train(config(place, f"by a server {model}", url, **changes), **ahead)
-    assert 2 <= server.loads <= 5, "one that comes while another is loaded may be passed over"
+    assert 2 <= server.loads <= 5, "a publication may be skipped if it arrives while another one is loaded"
     rows = rows_of(run.folder)
     assert len(rows) == 4 * 4 * 4
     assert all(0 <= row["step"] - 1 - version <= 8 for row in rows for version in row["versions"])
@@ -94,7 +94,7 @@ def test_a_run_samples_and_evaluates_with_a_server(place, model):
         for one in (run, local)
     ]
     assert answers[0] == answers[1], "greedy answers of the same weights"
-    assert run.trainer.algorithm.correction_name != "none", "an engine of other numerics is corrected for"
+    assert run.trainer.algorithm.correction_name != "none", "an engine with other numerics needs a correction"
 
 
 def test_a_server_that_was_started_without_our_route_answers_by_its_own(place):
@@ -137,7 +137,7 @@ def test_a_row_that_is_not_read_to_its_end_stops_in_the_server(place):
         until = time.monotonic() + 5
         while server.running and time.monotonic() < until:
             time.sleep(0.01)
-        assert not server.running, "the end of the connection ends all"
+        assert not server.running, "the end of the connection ends all requests"
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_without_a_lead_every_token_is_of_the_newest_version(place):
     with server.serving() as url:
         run = pt.train(config(place, "in turns", url))
     assert all(version == row["step"] - 1 for row in rows_of(run.folder) for version in row["versions"])
-    assert all(step["mismatch/k3"] < 1e-6 for step in run.metrics), "log-probabilities are those of the trainer"
+    assert all(step["mismatch/k3"] < 1e-6 for step in run.metrics), "the trainer's log-probabilities are used"
 
 
 def test_stop_strings_end_a_completion_where_the_local_sampler_ends_it(place):
@@ -159,7 +159,7 @@ def test_stop_strings_end_a_completion_where_the_local_sampler_ends_it(place):
     assert not any(letter in row["completion"] for row in rows for letter in "abcd")
 
 
-# --- servers that are wrong ------------------------------------------------------------------------------------------
+# --- wrong servers ---------------------------------------------------------------------------------------------------
 
 
 class StaleShard(StubServer):
@@ -171,7 +171,7 @@ class StaleShard(StubServer):
 
 
 class MissedTiedHead(StubServer):
-    """New embeddings, and the old ones as the head."""
+    """Loads new embeddings, but keeps the old ones as the head."""
 
     def __init__(self, folder):
         super().__init__(folder)
@@ -184,7 +184,7 @@ class MissedTiedHead(StubServer):
 
 
 class KeepsItsPrefixCache(StubServer):
-    """What older weights have read of a prompt is used again, whatever it was told."""
+    """Reuses the prefix cache of older weights, even after it was told to clear it."""
 
     def logits(self, ids, asked):
         return super().logits(ids, asked | {"cache_salt": ""})
@@ -200,7 +200,7 @@ class AnotherShape(StubServer):
 
 
 class HoldsMore(StubServer):
-    """A tensor that nobody trains takes part."""
+    """Its model has a tensor that the trainer does not have."""
 
     def digests(self):
         return super().digests() | {"model.layers.0.self_attn.q_proj.bias": ("float32", "0" * 64)}
@@ -223,7 +223,7 @@ class AnotherTokenizer(StubServer):
 
 class AnotherModel(StubServer):
     def load(self, sent):
-        """It has its own weights, and says that it took ours."""
+        """Keep the server's own weights, and report that it took ours."""
 
 
 class RawLogprobs(StubServer):
@@ -338,14 +338,14 @@ WRONG = {
 
 
 MENDED = (RestartedInBetween,)
-"""Right again once it is attached to anew, and gets the same version once more."""
+"""Servers that are right again after they are attached a second time and get the same version again."""
 
 
 QUICK = (
     *(StaleShard, MissedTiedHead, KeepsItsPrefixCache, AnotherShape, AnotherTemperature, AnotherTokenizer, RawLogprobs),
     *(TruncatedLogprobs, HalfAnUpdate, WrongLabel, LosesLogprobs, FailsRows, EndsTooEarly),
 )
-"""Of those that are found in the same way, one."""
+"""One server of each kind of detection."""
 
 
 @pytest.mark.parametrize("kind", few(WRONG, *QUICK), ids=lambda kind: kind.__name__)

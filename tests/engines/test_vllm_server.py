@@ -1,6 +1,6 @@
 """Runs that sample from a real vLLM server: the same greedy tokens, proven weights, and a server that is killed.
 
-Run by `make test-vllm`. Models are random, of the sizes that vLLM's CPU build has attention for (64 numbers a head).
+Run by `make test-vllm`. Models are random, with the head size that vLLM's CPU build has attention for (64).
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ MODELS: dict[str, type[PretrainedConfig]] = {
 }
 EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2}
 NO_HEAD_DIM = {"hidden_size": 256}
-"""Of models in which it follows from the width."""
+"""Models whose head size follows from their width."""
 DIFFERENT: dict[str, dict[str, int]] = {
     "qwen2": NO_HEAD_DIM,
     "qwen2_moe": EXPERTS | NO_HEAD_DIM | {"moe_intermediate_size": 64, "shared_expert_intermediate_size": 128},
@@ -141,7 +141,7 @@ def test_greedy_tokens_are_those_of_the_local_sampler_before_and_after_training(
     here = pt.train(config(place, f"here {name}", path))
     assert len(greedy(here.folder, "baseline")) == 64
     assert greedy(served.folder, "baseline") == greedy(here.folder, "baseline")
-    assert greedy(served.folder, "trained") != greedy(served.folder, "baseline"), "it was trained"
+    assert greedy(served.folder, "trained") != greedy(served.folder, "baseline"), "the model was trained"
     for step in served.metrics[:-1]:
         assert step["mismatch/abs_max"] < 1e-3
         assert step["publish/probe_max_difference"] < 1e-3
@@ -156,7 +156,7 @@ def test_log_probabilities_are_those_of_the_temperature(place):
 
 
 def test_a_cpu_build_cannot_sleep_and_says_so_before_anything_is_sampled(place, monkeypatch):
-    """Whoever did not ask would believe it: it answers /sleep with 200, and says then that it sleeps."""
+    """The server answers /sleep with 200 and then reports that it sleeps, so a trainer must not trust it."""
     path, folder = model(place, "llama"), place / "sleeps"
     monkeypatch.setattr(fleet, "shared_device", lambda *of: SharedDevice("cpu", lambda: 0))
     with pytest.raises(EngineError):

@@ -1,4 +1,4 @@
-"""Trajectories that a real vLLM server draws, with real tools: run by `make test-vllm`."""
+"""Trajectories that a real vLLM server draws, with real tools. Run by `make test-vllm`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVED = {"engine": "vllm", "deadline": 120}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Path:
-    """A random model that calls tools often, as a call is one of its words, with heads that vLLM has attention for."""
+    """A random model that often calls tools, because a call is one of its words, with heads that vLLM supports."""
     folder = tmp_path_factory.mktemp("turns")
     shape = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -71,9 +71,9 @@ def greedy(run: pt.Run, when: str) -> list[Any]:
 
 
 def test_a_server_draws_turns_whose_greedy_tokens_are_those_of_the_local_sampler(place: Path):
-    """What is trained was drawn by proven weights; tools answer between the turns, and their words are context."""
+    """Proven weights draw the trained tokens; tools answer between the turns, and their tokens are context."""
     served, here = pt.train(config(place, "served", rollout=SERVED)), pt.train(config(place, "here"))
-    assert any(len(ids) > 24 for ids in greedy(here, "baseline")), "some have several turns"
+    assert any(len(ids) > 24 for ids in greedy(here, "baseline")), "some trajectories have several turns"
     assert greedy(served, "baseline") == greedy(here, "baseline")
     for line in served.metrics:
         assert line["turns/mean"] > 1
@@ -89,7 +89,7 @@ def test_a_server_draws_turns_whose_greedy_tokens_are_those_of_the_local_sampler
 
 
 def test_a_run_in_turns_is_evaluated_by_a_server(place: Path):
-    """Asked beside any run, it says what this process says."""
+    """Without a run, the server gives the same answers as this process."""
     run = pt.train(config(place, "evaluated", train={"steps": 1, "prompts_per_step": 4}))
     assert pt.evaluate(run.folder, rollout=SERVED).mean_length == pt.evaluate(run.folder).mean_length
 

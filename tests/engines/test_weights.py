@@ -1,4 +1,4 @@
-"""A copy of the policy's weights is the whole policy, adapters merged, and leaves the policy as it is."""
+"""A copy of the policy's weights is the whole policy, adapters merged, and leaves the policy unchanged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_copy_of_a_policy_with_adapters_is_what_peft_merges(settings):
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-6, msg=name)
     for name, tensor in named_tensors(policy):
-        assert torch.equal(tensor, before[name]), f"{name} was disturbed"
+        assert torch.equal(tensor, before[name]), f"{name} was changed"
 
 
 @pytest.mark.parametrize("name", ["qwen2, tied", "gpt2, learned positions"])
