@@ -36,7 +36,7 @@ def full(layers: int) -> nn.Module:
 
 
 def lora(layers: int, *, half: bool = False) -> nn.Module:
-    """A model with the layout of Qwen2.5 7B, adapters on all linear layers; `half` stores frozen weights in bfloat16."""
+    """The layout of Qwen2.5 7B, with adapters on all linear layers; `half` stores frozen weights in bfloat16."""
     model = Qwen2ForCausalLM(Qwen2Config(**NARROW, num_hidden_layers=layers, tie_word_embeddings=False))
     adapted = get_peft_model(model, LoraConfig(r=4, target_modules="all-linear"))
     for parameter in adapted.parameters():

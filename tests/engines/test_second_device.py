@@ -1,4 +1,4 @@
-"""Decoding on a device with a queue: no tensor on the wrong device, no operation that waits, no value read too early."""
+"""Decoding on a device with a queue: no tensor on the wrong device, no operation waits, no value is read early."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_rows_of_several_temperatures_and_given_tokens_wait_for_nothing_either()
 
 @pytest.fixture
 def in_any_precision(monkeypatch):
-    """Run the kernel in float64, which shows that it combines the right numbers; the real kernel uses half precision."""
+    """Run the kernel in float64, which shows if it combines the right numbers; the real kernel uses half precision."""
     monkeypatch.setattr(decoding_path, "HALF", (torch.float64, torch.bfloat16))
 
 
