@@ -1,4 +1,4 @@
-"""Agents of the tests that need no package: they speak HTTP to the endpoint that the environment names."""
+"""Agents of the tests that need no package: they send HTTP requests to the endpoint that the environment names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ URL_WHEN_IMPORTED = os.environ.get("OPENAI_BASE_URL")
 
 
 def request(path: str, body: Any = None, *, url: str = "", key: str = "") -> tuple[int, Any]:
-    """(status, body) of what the endpoint answers; text where that is no JSON."""
+    """The status and the body of the endpoint's answer; the body is text if it is no JSON."""
     headers = {"Authorization": f"Bearer {key or os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
     data = None if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
     asked = urllib.request.Request((url or os.environ["OPENAI_BASE_URL"]) + path, data, headers)
@@ -33,7 +33,7 @@ def request(path: str, body: Any = None, *, url: str = "", key: str = "") -> tup
 
 
 def chat(messages: list[Any], **more: Any) -> dict[str, Any]:
-    """The first choice. RuntimeError where the request is refused."""
+    """The first choice of the answer. Raises RuntimeError if the request is refused."""
     status, body = request("/chat/completions", {"model": "any", "messages": messages, **more})
     if status != 200:
         raise RuntimeError(f"{status}: {body['error']['message']}")
@@ -47,7 +47,7 @@ def opening(row: dict[str, Any]) -> list[Any]:
 
 
 def talks(row: dict[str, Any], turns: int = 2, pause: float = 0.0, **more: Any) -> float:
-    """Says "c" to whatever the model says; the reward is how often."""
+    """An agent that says "c" after each answer of the model; the reward is the number of answers."""
     messages = opening(row)
     for turn in range(turns):
         messages.append(chat(messages, **more)["message"])
@@ -57,9 +57,9 @@ def talks(row: dict[str, Any], turns: int = 2, pause: float = 0.0, **more: Any) 
 
 
 async def waits(row: dict[str, Any], base_url: str, api_key: str, seed: int) -> list[Any]:
-    """Is async, asks for what it is given, and returns the conversation."""
+    """An async agent that checks the arguments it receives, and returns the conversation."""
     assert (base_url, api_key) == (os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
-    assert base_url == URL_WHEN_IMPORTED, "the file is run when its session is known"
+    assert base_url == URL_WHEN_IMPORTED, "the file is imported after its session is known"
     status, body = request("/chat/completions", {"messages": opening(row)})
     assert status == 200
     said = body["choices"][0]["message"]
@@ -67,13 +67,13 @@ async def waits(row: dict[str, Any], base_url: str, api_key: str, seed: int) -> 
 
 
 def edits(row: dict[str, Any]) -> None:
-    """Forgets what was said, and asks again: a context of its own."""
+    """An agent that drops the conversation and asks again, which begins a second context."""
     chat(opening(row))
     chat([*opening(row), {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}])
 
 
 def alternates(row: dict[str, Any]) -> None:
-    """Holds two conversations at a time."""
+    """An agent that alternates between two conversations."""
     talks: dict[str, list[Any]] = {name: [{"role": "user", "content": name}] for name in "gh"}
     for _ in range(2):
         for messages in talks.values():
@@ -82,7 +82,7 @@ def alternates(row: dict[str, Any]) -> None:
 
 
 def short(row: dict[str, Any]) -> float:
-    """Asks for one token at a time."""
+    """An agent that asks for one token at a time."""
     messages = opening(row)
     for _ in range(2):
         choice = chat(messages, max_tokens=1)
@@ -91,7 +91,7 @@ def short(row: dict[str, Any]) -> float:
 
 
 def persists(row: dict[str, Any]) -> float:
-    """Goes on until it is refused, and says by what."""
+    """An agent that continues until it is refused, and checks the reason."""
     messages = opening(row)
     while True:
         status, body = request("/chat/completions", {"messages": messages})
@@ -108,7 +108,7 @@ def breaks(row: dict[str, Any]) -> None:
 
 
 def fails(row: dict[str, Any]) -> float:
-    """Does what the row says, until the row's file counts that it was begun often enough."""
+    """An agent with the fault that its row names, until the row's file shows that it was started often enough."""
     with Path(row["begun"]).open("a") as file:
         file.write("x")
     fault = row["fault"] if Path(row["begun"]).stat().st_size <= row["times"] else ""
@@ -127,8 +127,8 @@ def fails(row: dict[str, Any]) -> float:
 
 
 def spies(row: dict[str, Any]) -> float:
-    """Writes down its address and its key, and tries those of the others. The reward is 1 if nothing of theirs is
-    shown."""
+    """An agent that writes down its address and its key, and tries those of the other agents. The reward is 1 if they
+    refuse it access."""
     folder, own = Path(row["folder"]), (os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"])
     chat(opening(row))
     (folder / row["secret"]).write_text("\n".join(own))
@@ -145,7 +145,7 @@ def spies(row: dict[str, Any]) -> float:
                 assert status == 401, answer
                 assert set(answer) == {"error"}
     chat(opening(row))
-    (folder / f"{row['secret']}.done").write_text("")  # nobody leaves before all have looked
+    (folder / f"{row['secret']}.done").write_text("")  # nobody leaves before all have tried
     while len(list(folder.glob("*.done"))) < row["sessions"] and time.monotonic() < until:
         time.sleep(0.01)
     return 1.0

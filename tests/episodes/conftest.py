@@ -1,4 +1,4 @@
-"""What a test of environments has started must end with it."""
+"""Every process that a test of environments has started must end with the test."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WORD = "STARTED_BY_TEST"
 
 @pytest.fixture
 def started(monkeypatch) -> Callable[[], list[psutil.Process]]:
-    """The processes that this test has started and that live, whoever is their parent now."""
+    """The living processes that this test has started, even if they have another parent now."""
     word = secrets.token_hex(8)
     monkeypatch.setenv(WORD, word)
 

@@ -1,4 +1,4 @@
-"""Environments and a tool as users of other libraries have them: nothing here knows of us."""
+"""Environments and a tool as users of other libraries write them: nothing here knows posttrain."""
 
 from __future__ import annotations
 

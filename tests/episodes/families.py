@@ -1,7 +1,7 @@
-"""Chat templates in the manner of the big families, as small as they can be, over one tokenizer.
+"""Minimal chat templates in the style of the big model families, over one tokenizer.
 
-Each has what makes its family different: the tokens around a turn, what ends one, how calls and results are written,
-and whether reasoning of earlier turns is taken out.
+Each has the features that distinguish its family: the tokens around a turn, the end of a turn, the format of calls and
+results, and whether the reasoning of earlier turns is removed.
 """
 
 # ruff: noqa: E501
@@ -23,15 +23,15 @@ TOKENIZERS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
 class Family(NamedTuple):
     template: str
     end: str
-    """What ends a turn of the policy."""
+    """The token that ends a turn of the policy."""
     special: tuple[str, ...] = ()
-    """Its special tokens beside that."""
+    """The other special tokens of the family."""
     rewrites: tuple[str, ...] = ()
-    """Roles behind which it rewrites history."""
+    """Roles whose messages make the template rewrite earlier turns."""
     calls: str = ""
-    """The format of tool calls; empty where it has none."""
+    """The format of tool calls; empty if the family has none."""
     also_ends: tuple[str, ...] = ()
-    """What else ends a turn."""
+    """Further tokens that end a turn."""
 
 
 _ANSWER = "{% if add_generation_prompt %}"
@@ -88,7 +88,7 @@ type {{ tool.function.name }} = (_: {{ tool.function.parameters | tojson }}) => 
 <|start|>functions.{{ said.name }} to=assistant<|channel|>commentary<|message|>{{ m.content | tojson }}<|end|>
 {%- elif m.role == 'user' %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}
 {%- if add_generation_prompt %}<|start|>assistant{% endif %}"""
-"""As gpt-oss: reasoning is written back within a chain of calls alone, and what ends an answer is no EOS."""
+"""gpt-oss: the template keeps reasoning only within a chain of calls, and the end of an answer is no EOS."""
 
 FAMILIES: Mapping[str, Family] = {
     "chatml": Family(
@@ -111,7 +111,7 @@ FAMILIES: Mapping[str, Family] = {
         ("<|im_start|>", "<tool_response>", "</tool_response>"),
         calls="hermes",
     ),
-    "thinking": Family(  # as Qwen3: reasoning stays behind the last question alone
+    "thinking": Family(  # like Qwen3: only reasoning after the last question is kept
         _CHATML_TOOLS + "{% set last = namespace(question=0) %}{% for m in messages %}{% if m.role == 'user' %}"
         "{% set last.question = loop.index0 %}{% endif %}{% endfor %}"
         "{% for m in messages %}{% if m.role == 'user' %}<|im_start|>user\n{{ m.content }}<|im_end|>\n"
@@ -198,7 +198,7 @@ FAMILIES: Mapping[str, Family] = {
         "<|end|>",
         ("<|system|>", "<|user|>", "<|assistant|>"),
     ),
-    "deepseek": Family(  # takes reasoning out of every earlier turn
+    "deepseek": Family(  # removes reasoning from every earlier turn
         "<｜begin▁of▁sentence｜>{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}"
         "{% elif m.role == 'user' %}<｜User｜>{{ m.content }}"
         "{% elif m.role == 'tool' %}<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>"
@@ -243,7 +243,7 @@ FAMILIES: Mapping[str, Family] = {
         "<|END_OF_TURN_TOKEN|>",
         ("<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|CHATBOT_TOKEN|>", "<|USER_TOKEN|>", "<|SYSTEM_TOKEN|>"),
     ),
-    "counting": Family(  # what stands in front changes with every turn
+    "counting": Family(  # the text at the start changes with every turn
         "{{ messages | length }} turns.{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
         + _ANSWER
         + "<|assistant|>{% endif %}",
@@ -253,7 +253,7 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 OF_THE_FOLDER = ("qwen2.5", "smollm2")
-"""Models whose tokenizers and templates are as they were published."""
+"""Models with their published tokenizers and templates."""
 WITH_TOOLS = ("qwen2.5", *(name for name, family in FAMILIES.items() if family.calls))
 LOOK: Mapping[str, Any] = {
     "type": "function",
@@ -267,7 +267,7 @@ LOOK: Mapping[str, Any] = {
 
 @functools.cache
 def tokenizer_of(name: str) -> PreTrainedTokenizerBase:
-    """Of the folder, as it is; for all families one, over the vocabulary of SmolLM2, with the special tokens of all."""
+    """The tokenizer of the folder; all families share one with the vocabulary of SmolLM2 and everyone's special tokens."""
     if name not in FAMILIES:
         return AutoTokenizer.from_pretrained(TOKENIZERS / name)
     return _of_all_families()
@@ -282,14 +282,14 @@ def _of_all_families() -> PreTrainedTokenizerBase:
 
 
 def eos_of(name: str) -> int:
-    """What ends a turn of the policy."""
+    """The id of the token that ends a turn of the policy."""
     tokenizer = tokenizer_of(name)
     end = FAMILIES[name].end if name in FAMILIES else tokenizer.eos_token
     return int(tokenizer.convert_tokens_to_ids(end))  # pyright: ignore
 
 
 def eos_ids_of(name: str) -> set[int]:
-    """All that ends one."""
+    """The ids of all tokens that end a turn."""
     also = FAMILIES[name].also_ends if name in FAMILIES else ()
     return {eos_of(name), *(int(tokenizer_of(name).convert_tokens_to_ids(end)) for end in also)}  # pyright: ignore
 
@@ -300,7 +300,7 @@ def renderer_of(name: str) -> Renderer:
 
 
 def special_of(name: str) -> dict[str, int]:
-    """What the tokenizer itself reads as one token, whatever stands around it; but white space."""
+    """Texts that the tokenizer reads as one token in any context, with their ids, except white space."""
     tokenizer = tokenizer_of(name)
     added = {str(token): number for number, token in tokenizer.added_tokens_decoder.items()}
     added |= dict(zip(tokenizer.all_special_tokens, tokenizer.all_special_ids, strict=True))

@@ -1,4 +1,4 @@
-"""Agents that use the `openai` package as its documentation does, and know nothing of posttrain."""
+"""Agents that use the `openai` package as its documentation shows, and know nothing of posttrain."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def look(place: str) -> str:
 
 
 def with_a_tool(row: dict[str, Any]) -> float:
-    """The reward is for looking at x first, and for saying something afterwards."""
+    """The reward is for a call that looks at x first, and for an answer afterwards."""
     messages: list[Any] = opening(row)
     message = client.chat.completions.create(model="gpt-4.1", messages=messages, tools=TOOLS).choices[0].message
     if not message.tool_calls:
@@ -54,7 +54,7 @@ def with_a_tool(row: dict[str, Any]) -> float:
 
 
 def streams(row: dict[str, Any]) -> float:
-    """Two turns as they arrive; the parts of a turn must be the whole of it."""
+    """An agent that streams two turns; the parts of a turn must add up to the whole turn."""
     messages: list[Any] = opening(row)
     words = 0
     for _ in range(2):

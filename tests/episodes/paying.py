@@ -1,4 +1,4 @@
-"""Environments that say what each turn was worth."""
+"""Environments that reward single turns."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Pays:
-    """Ends after so many turns; each turn is worth the letters that it has, in tenths, the end 1."""
+    """Ends after `turns` turns; a turn earns 0.1 for each of its letters, and the end 1."""
 
     def __init__(self, turns: int = 3, pays: bool = True) -> None:
         self.turns, self.pays = turns, pays
@@ -26,7 +26,7 @@ class Pays:
 
 
 class PaysTurnsAlone:
-    """Async, without a reward at the end, and without one for every second turn."""
+    """An async environment with no reward at the end, and no reward for every second turn."""
 
     async def reset(self, row: dict[str, Any]) -> None:
         self.turns = 0

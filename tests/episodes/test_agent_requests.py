@@ -1,4 +1,4 @@
-"""Requests and answers in OpenAI's form, and from which point of a session a request goes on: no process, no model."""
+"""Requests and answers in OpenAI's format, and where in a session a request continues: no process, no model."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def user(text: str) -> dict[str, Any]:
 
 @pytest.fixture
 def transcript() -> Transcript:
-    """Of ids that say where they come from: requests 1, 2 and answers 10, 20."""
+    """A transcript whose ids show their origin: requests 1, 2 and answers 10, 20."""
     made = Transcript()
     made.ask([user("a")], [], [1])
     made.answer(said("b"), [10])

@@ -1,4 +1,4 @@
-"""Agents in real processes, which ask over real HTTP: what they were answered is what is trained."""
+"""Agents in real processes with real HTTP requests: the run trains the answers that they received."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def agents(
     limits: Mapping[str, Any] | None = None,
     **setup: Any,
 ) -> Iterator[Episodes]:
-    """Of the random model, with what askers.py has."""
+    """Trajectories of the random model with an agent of askers.py."""
     target = Target(path=str(HERE / file), name=function) if function else None
     sessions = Sessions(Setup(agent=AgentSetup(function=target, sampling=DRAWING, **setup), timeout=timeout))
     try:
@@ -68,13 +68,13 @@ def rewards(found: Sequence[Completion]) -> list[float | None]:
 
 
 def require_ids_are_those_that_were_drawn(own: Episodes, prompt: Prompt, found: Completion) -> None:
-    """The sampler, given each context with what was drawn in it, names the log-probabilities that it drew with."""
+    """Given each context and the drawn tokens, the sampler reports the log-probabilities that it drew with."""
     starts, drawn = list(found.starts), list(found.logprobs)
     edges = [*([] if starts[:1] == [0] else [0]), *starts, len(found.ids)]
     for begin, end in pairwise(edges):
         before = () if begin in starts else prompt.ids
         ids, own_ids = found.ids[begin:end], found.drawn[begin:end]
-        if not before:  # a context needs a token to go on from
+        if not before:  # a context needs at least one token to continue from
             before, ids, own_ids = ids[:1], ids[1:], own_ids[1:]
         scores = own.sampler.score([before], [ids], temperature=1.0)[0]
         here = [score for score, is_drawn in zip(scores, own_ids, strict=True) if is_drawn]
@@ -133,7 +133,7 @@ def test_of_two_conversations_each_goes_on_from_its_own_ids():
         found = [one for one in answers(own, asked) if not one.truncated]
         for one in found:
             require_ids_are_those_that_were_drawn(own, asked[0], one)
-            assert one.starts[0] == 0, "it never asked the prompt of the row"
+            assert one.starts[0] == 0, "it never sent the prompt of the row"
             assert len(one.starts) == 4
             edges = [*one.starts, len(one.ids)]
             first, second, third, fourth = (one.ids[a:b] for a, b in pairwise(edges))
@@ -141,7 +141,7 @@ def test_of_two_conversations_each_goes_on_from_its_own_ids():
             assert fourth[: len(second)] == second
             drawn = [sum(one.drawn[a:b]) for a, b in pairwise(edges)]
             given = [end - begin for begin, end in one.given]
-            assert given[2] > len(first), "what was drawn in the first is context in the third"
+            assert given[2] > len(first), "tokens drawn in the first conversation are context in the third"
             assert sum(drawn) == len(one.logprobs)
     assert found
 
@@ -162,7 +162,7 @@ def test_an_async_agent_gives_the_conversation_that_is_judged():
         assert one.episode is not None
         assert one.episode.messages[-1] == {"role": "assistant", "content": one.text}
         assert one.episode.reward is None
-        assert one.text == other.text, "its random numbers are those of the trajectory"
+        assert one.text == other.text, "it uses the random numbers of the trajectory"
     assert found[0].text != found[1].text
 
 
@@ -280,7 +280,7 @@ def test_what_cannot_be_used_is_refused_before_the_run(setup, message):
 
 
 def test_no_session_reads_another(tmp_path: Path):
-    """Three at the same time: an address and a key each, and 401 for the key of another."""
+    """Three sessions run concurrently: each has an address and a key, and the key of another session gets 401."""
     with agents("spies") as own:
         sessions = own.scene.sessions
         opened, worth = [sessions.open(seed) for seed in range(3)], []
@@ -323,7 +323,7 @@ def test_a_client_of_openai_calls_tools_of_its_own(openai):
     assert not any(one.failure for one in found)
     called = [one for one in found if one.episode and one.episode.calls]
     assert len(called) >= 4
-    assert {one.starts for one in found} == {(0,)}, "tools stand in the context, and not in the prompt of the row"
+    assert {one.starts for one in found} == {(0,)}, "tools are in the context, but not in the prompt of the row"
     assert sum(len(one.given) == 2 for one in found) >= 4
     assert all(rewards([one])[0] in (0.2, 0.5, 0.7, 1.0) for one in called if not one.truncated)
 
@@ -336,7 +336,7 @@ def test_a_stream_is_the_answer_in_parts(openai):
             require_ids_are_those_that_were_drawn(own, prompt, one)
     assert not any(one.failure for one in found), [one.episode for one in found]
     assert max(reward or 0.0 for reward in rewards(found)) >= 2
-    assert {one.starts for one in found} == {(0,)}, "its own messages, put together from parts, are those it was sent"
+    assert {one.starts for one in found} == {(0,)}, "its messages, joined from parts, equal those that it received"
 
 
 def test_log_probabilities_are_those_of_the_sampler(openai):

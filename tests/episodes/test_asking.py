@@ -1,4 +1,4 @@
-"""An agent loop that knows nothing of us, turned inside out: it asks over HTTP, and turns are what it is answered."""
+"""An unchanged agent loop as an environment: it sends HTTP requests, and the answers are the turns."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def ask(url: str, key: str, messages: list[Any], **more: Any) -> httpx.Res
 
 
 async def guesser(url: str, key: str) -> list[str]:
-    """Asks until it hears `stop`; returns what it has heard."""
+    """Ask until the answer is `stop`; return all answers."""
     messages: list[Any] = [{"role": "user", "content": "begin"}]
     heard = []
     while True:

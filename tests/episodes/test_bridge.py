@@ -1,4 +1,4 @@
-"""What the model sees between two turns: the template's text, found without tokenising again what was drawn."""
+"""The tokens between two turns: the template's text, found without tokenising the drawn tokens again."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ from posttrain.types import Completion, Prompt
 
 
 def words(dice: random.Random, names: list[str]) -> str:
-    """Text with anything in it, special tokens of the model among it."""
+    """Random text that may contain special tokens of the model."""
     parts = ["a", " ", "\n", "Zürich", "18.5", "{", '"', "\\", "</tool_response>", "\u2028", "🙂", *names]
     return "".join(dice.choices(parts, k=dice.randint(0, 12)))
 
 
 class Drawn(NamedTuple):
-    """A random trajectory, and what was drawn in it, turn by turn."""
+    """A random trajectory, and its drawn tokens, turn by turn."""
 
     play: Play
     turns: list[tuple[int, ...]]
     plain: list[tuple[int, ...]]
-    """What would have been given, had no text come from outside."""
+    """The given ids if no text had come from outside."""
 
 
 def random_trajectory(name: str, bridge: Bridge, role: str, dice: random.Random) -> Drawn:
-    """Turns of any ids, few of which are text; what comes back spells special tokens."""
+    """Draw turns of random ids, few of which are text; the replies contain the spelling of special tokens."""
     tokenizer, eos = bridge.renderer.tokenizer, min(bridge.eos_ids)
     names, split = list(special_of(name)), bridge.history == "split"
     asked = ({"role": "user", "content": "One?"},)
@@ -64,7 +64,7 @@ def random_trajectory(name: str, bridge: Bridge, role: str, dice: random.Random)
             else:
                 play.give(bridge.between(play.messages[-1:], last=play.ids[-1]))
                 one.plain.append(bridge.between(empty[-1:], last=one.turns[-1][-1]))
-                assert play.context[: len(before)] == before, "a turn begins with the very ids of those before it"
+                assert play.context[: len(before)] == before, "a turn begins with the same ids as the turns before it"
         ids = [dice.randrange(len(tokenizer)) for _ in range(dice.randint(0, 8))]
         ids = (*(one for one in ids if one not in bridge.eos_ids), *([eos] if dice.random() < 0.9 else [5]))
         piece = Completion(
@@ -80,7 +80,7 @@ def random_trajectory(name: str, bridge: Bridge, role: str, dice: random.Random)
 
 
 def ways(name: str) -> list[tuple[str, str]]:
-    """(role, history) of all trajectories that its template allows."""
+    """The pairs (role, history) of all trajectories that the template allows."""
     rewrites = FAMILIES[name].rewrites if name in FAMILIES else ()
     roles = ("user", "tool") if name in WITH_TOOLS else ("user",)
     return [(role, history) for role in roles for history in ("keep", *(["split"] if role in rewrites else []))]
@@ -89,7 +89,7 @@ def ways(name: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("trajectories", [25, pytest.param(1000, marks=pytest.mark.slow)])
 @catalogue("name, role, history", [(name, *way) for name in (*OF_THE_FOLDER, *FAMILIES) for way in ways(name)])
 def test_trained_ids_are_those_that_were_sampled_bit_for_bit(name: str, role: str, history: Any, trajectories: int):
-    """Of random trajectories of every family, with an environment and with tools; no text from outside is a token."""
+    """Random trajectories of every family, with environments and tools; outside text never gives special tokens."""
     bridge, dice, special = bridge_of(name, role, history), random.Random(0), set(special_of(name).values())
     found = [random_trajectory(name, bridge, role, dice) for _ in range(trajectories)]
     group = Group(prompt=found[0].play.prompt, completions=tuple(one.play.completion() for one in found))
@@ -108,7 +108,7 @@ def test_trained_ids_are_those_that_were_sampled_bit_for_bit(name: str, role: st
 
 @catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
 def test_each_special_token_from_outside_is_letters(name: str):
-    """The token for what is unknown among them, which for tokenizers of bytes is one like any other."""
+    """This includes the unknown token, which is an ordinary token for tokenizers of bytes."""
     bridge, tokenizer, special = bridge_of(name), tokenizer_of(name), special_of(name)
     text = "a" + "b".join(special) + "c"
     plain, ids = (bridge.between([{"role": "user", "content": one}], last=eos_of(name)) for one in ("abc", text))
@@ -139,7 +139,7 @@ def test_a_tokenizer_that_reads_text_as_something_else_is_refused(monkeypatch, r
 
 @catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
 def test_what_stands_between_reads_as_the_template_writes_it(name: str):
-    """In a conversation of three turns that the template appends to, letter for letter."""
+    """The test uses a conversation of three turns that the template appends to, and compares each character."""
     bridge, tokenizer = bridge_of(name), tokenizer_of(name)
     if bridge.history != "append":
         return
@@ -187,7 +187,7 @@ LIFTS_SYSTEM = (
     ],
 )
 def test_only_messages_of_proven_roles_may_come_back(template: str, why: str):
-    """An environment may return any; what the template leaves out or moves, the model would not see where it came."""
+    """An environment may return any role; a template that omits or moves it would hide the message from the model."""
     renderer = Renderer(tokenizer=tokenizer_of("chatml"), chat=True, template_kwargs={"chat_template": template})
     bridge = Bridge.of(renderer, {eos_of("gemma" if "end_of_turn" in template else "chatml")})
     bridge.check([{"role": "user", "content": "x"}])

@@ -1,4 +1,4 @@
-"""Tool calls as each family writes them: recognised, read back, and left as they are where they cannot be read."""
+"""Tool calls in the format of each family: recognised, parsed, and left unchanged if they cannot be parsed."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_template_without_calls_is_refused_and_told_which_formats_are_known():
 
 @catalogue("name", WITH_TOOLS)
 def test_a_call_that_cannot_be_read_stays_what_was_written(name: str):
-    """A template would write another call in its place, and the model would read in `split` what it never said."""
+    """A template would write another call instead, and in `split` the model would read a call that it never made."""
     bridge = bridge_of(name, "tool")
     written = bridge.turn_that_calls("look", {"at": "x"})
     broken = written.replace('{"at": "x"}', '{"at": "x')

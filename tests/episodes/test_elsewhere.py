@@ -1,4 +1,4 @@
-"""Environments of TRL, Gymnasium and verifiers, unchanged: what each means by its own words, and runs of 20 steps."""
+"""Unchanged environments of TRL, Gymnasium and verifiers: how we interpret each interface, and runs of 20 steps."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from posttrain.tasks.catalogue import find_task
 
 
 def here(function: Callable[[], Any]) -> Any:
-    """In place of a process of its own: what it raises is a ConfigError there, too."""
+    """Call the function in this process instead of a child process; its error becomes a ConfigError in both cases."""
     try:
         return function()
     except ConfigError:
@@ -32,7 +32,7 @@ def here(function: Callable[[], Any]) -> Any:
 
 
 def conduct(function: str, *, seed: int = 0, **settings: Any) -> Conduct:
-    """One trajectory's environment, as the process of a trajectory has it."""
+    """The environment of one trajectory, as the trajectory's process has it."""
     form, target = find_environment(function)
     setup = {"form": form, "environment": vars(target), "settings": settings}
     return Conduct(opened(setup, here), settings, {}, most_characters=1000, seed=seed)
@@ -47,7 +47,7 @@ def said(content: str, **calls: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
-    """Put a file where Python finds it, here and in other processes; returns its path."""
+    """Write a file where Python finds it, in this and in other processes; returns its path."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
     monkeypatch.syspath_prepend(str(tmp_path))
 
@@ -183,7 +183,7 @@ def version(wanted: str) -> None:
 
 
 def require_verifiers() -> str:
-    """Its version; a folder of that name on the path is not the package."""
+    """The installed version; a folder of that name on the path is not the package."""
     try:
         return metadata.version("verifiers")
     except metadata.PackageNotFoundError:
@@ -255,7 +255,7 @@ def test_an_environment_of_verifiers_that_is_not_there_is_named():
 
 
 def train(folder: Path, **more: Any) -> Any:
-    """A model that knows next to no word, in an environment that does not know of us."""
+    """Train a model that knows almost no word, in an environment that does not know posttrain."""
     talker(folder / "talker", context=128)
     (folder / "rows.jsonl").write_text("".join(json.dumps({"prompt": word}) + "\n" for word in "abcdefgh" * 3))
     return posttrain.train(

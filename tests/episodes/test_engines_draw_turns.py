@@ -1,4 +1,4 @@
-"""Runs whose trajectories are drawn by engines in processes of their own, with real environments and tools."""
+"""Runs whose trajectories are drawn by engines in separate processes, with real environments and tools."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def config(place: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 
 def rows_of(run: pt.Run, step: int) -> list[dict[str, Any]]:
-    """Of a rollout file, without what was measured by the clock."""
+    """The rows of a rollout file, without the measured times."""
     rows = parquet.read_table(Path(run.folder) / "rollouts" / f"step-{step:06}.parquet").to_pylist()
     return [{name: value for name, value in row.items() if "seconds" not in name} for row in rows]
 
@@ -115,14 +115,14 @@ def batched(edges: list[int], size: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("changes", [{}, pytest.param(CALLS, marks=pytest.mark.slow)], ids=["environment", "tools"])
 def test_engines_draw_what_the_process_itself_draws(place: Path, changes: dict[str, Any]):
-    """Synchronous, token for token. The trainer names the log-probabilities that the engines drew with."""
+    """Synchronous runs agree token for token. The trainer computes the log-probabilities that the engines drew with."""
     name = "tools" if changes else "environment"
     runs = [pt.train(config(place, f"{name} {n}", **changes), **{"rollout.engines": n}) for n in (0, 2)]
     for step in (1, 2, 3):
         alone, engines = (rows_of(run, step) for run in runs)
         for own, row in zip(alone, engines, strict=True):
             assert [row[column] for column in SAME] == [own[column] for column in SAME]
-            assert row["logprobs"] == pytest.approx(own["logprobs"], abs=1e-4)  # batches are composed by the clock
+            assert row["logprobs"] == pytest.approx(own["logprobs"], abs=1e-4)  # timing decides the batches
             assert {version for turn in drawn_turns(row) for version in turn} == {step - 1}
         assert any(row["given"] for row in engines)
     assert max(line["mismatch/abs_max"] for line in runs[1].metrics) < 1e-4
@@ -135,7 +135,7 @@ SAME = ("prompt_index", "completion_ids", "given", "reward", "versions", "comple
 
 
 def test_turns_of_a_trajectory_are_drawn_with_the_weights_of_their_time(place: Path):
-    """Sampled ahead, an environment of 0.2 s a turn sees several publications; every token knows its own."""
+    """With 0.2 s per turn, a trajectory sampled ahead meets several publications; each token has its own version."""
     given = {"function": f"{WORLDS}:Guess", "settings": {"pause": 0.2}}
     run = pt.train(config(place, "ahead", environment=given), **AHEAD, **{"train.steps": 8})
     rows = [row for step in range(1, 9) for row in rows_of(run, step)]
@@ -152,8 +152,8 @@ def test_turns_of_a_trajectory_are_drawn_with_the_weights_of_their_time(place: P
 
 @pytest.mark.slow
 def test_a_slow_environment_holds_up_neither_the_others_nor_the_trainer(place: Path):
-    """It answers when six steps are made: its group, of the third step, is trained after them, with its first turn as
-    old as it is. All prompts of these steps were trained meanwhile."""
+    """It answers after six steps: its group, of the third step, is trained after them, and the first turn keeps its old
+    version. All other prompts of these steps were trained meanwhile."""
     slow, run = rows_for_step(0, 3, 4, 64)[0], place / "slow"
     metrics = str(run / "metrics.jsonl")
     rows = [{"prompt": "a", "secret": "b", "metrics": metrics if row == slow else ""} for row in range(64)]
@@ -173,7 +173,7 @@ def test_a_slow_environment_holds_up_neither_the_others_nor_the_trainer(place: P
 
 @pytest.mark.slow
 def test_engines_are_not_late_while_a_dead_host_of_environments_is_started_anew(place: Path):
-    """That thread hears nobody while the host imports an environment which takes longer than rollout.deadline."""
+    """The thread cannot listen while the host imports an environment for longer than rollout.deadline."""
     world = place / "slow_to_import.py"
     world.write_text(HOST_DIES)
     settings = config(place, "host", environment={"function": f"{world}:World"})
@@ -187,7 +187,7 @@ def test_engines_are_not_late_while_a_dead_host_of_environments_is_started_anew(
 
 @pytest.mark.slow
 def test_a_killed_engine_costs_no_turn_and_an_environment_that_dies_no_trajectory(place: Path):
-    """Its rows go on in the other engine behind the tokens that were delivered; a world that dies is begun anew."""
+    """The other engine continues the rows after the last delivered token; an environment that dies is started again."""
     run, killed = place / "killed", []
 
     def kill() -> None:
@@ -216,7 +216,7 @@ def test_a_resumed_run_begins_open_trajectories_anew_and_loses_none(place: Path)
     middle, last = sorted((first.folder / "checkpoints").glob("step-*"))[-2:]
     _, state = load_state(middle / "state")
     begun = state["feed"]["engines"]["controller"]["in_flight"]
-    assert not all(row["ended"] for group in begun for row in group["rows"]), "some are open"
+    assert not all(row["ended"] for group in begun for row in group["rows"]), "some trajectories are still open"
     shutil.rmtree(last)
     done = pt.resume(first.folder, steps=6)
     assert Counter(map(len, groups_of(done.folder).values())) == {1: 6 * 4}
@@ -241,7 +241,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(place: Path):
 
 @pytest.mark.slow
 def test_an_agent_is_drawn_by_engines(place: Path):
-    """Its requests over HTTP are answered by them, with their log-probabilities."""
+    """Engines answer its HTTP requests, with their log-probabilities."""
     changes = {
         "environment": {},
         "agent": {"function": f"{ASKERS}:talks"},
@@ -258,7 +258,7 @@ def test_an_agent_is_drawn_by_engines(place: Path):
 
 @pytest.mark.slow
 def test_evaluations_of_the_process_itself_have_environments_of_their_own(place: Path):
-    """With publish_every above 1 it answers them, while engines play for the steps to come."""
+    """With publish_every above 1 this process answers them, while engines sample for later steps."""
     more = {"train.publish_every": 2, "train.steps": 4, "evaluation.every": 2, "checkpoint.every": 2}
     run = pt.train(config(place, "every second"), **AHEAD, **more)
     assert len(run.metrics) == 4
@@ -275,7 +275,7 @@ def test_credit_of_turns_needs_all_of_them(place: Path):
 @pytest.mark.slow
 @pytest.mark.parametrize("engines", [0, 1])
 def test_two_ranks_learn_from_trajectories_as_one_does(place: Path, engines: int):
-    """Drawn by the first rank, or by an engine."""
+    """The first rank draws the trajectories, or an engine does."""
     more = {"model.precision": "float32", "train.steps": 2, "train.learning_rate": 1e-4, "rollout.engines": engines}
     runs = [pt.train(config(place, f"{engines} of {n}"), **more, **{"train.devices": n}) for n in (1, 2)]
     for step in (1, 2):

@@ -1,4 +1,4 @@
-"""Trajectories of a real sampler and real processes: who goes on, who waits, what is cut, what fails."""
+"""Trajectories of a real sampler and real processes: which continue, which wait, which are cut, which fail."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ def drawn(completion: Completion) -> list[int]:
 
 
 def living() -> set[psutil.Process]:
-    """Processes below this one that have not ended."""
+    """Descendants of this process that have not ended."""
     return {one for one in psutil.Process().children(recursive=True) if one.is_running() and one.status() != "zombie"}
 
 
 def test_an_answer_that_calls_nothing_is_a_trajectory_of_one_piece():
-    """The very ids and log-probabilities of the sampler, and no process."""
+    """It has the same ids and log-probabilities as the sampler's, and needs no process."""
     with episodes(tools=["look"]) as one:
         asked, before = prompts(24), living()
         alone = one.sampler.generate(asked, Settings(max_completion_length=30), group_size=2, seed=3)
         together = play(one, asked, group_size=2)
         pairs = list(zip(chain(*together), chain(*alone), strict=True))
         plain = [(a, b) for a, b in pairs if not (a.episode and a.episode.calls)]
-        until = time.monotonic() + 5  # those of trajectories that did call something are on their way out
+        until = time.monotonic() + 5  # the processes of trajectories with calls are about to end
         while not living() <= before and time.monotonic() < until:
             time.sleep(0.05)
         assert living() <= before
@@ -78,7 +78,7 @@ def test_a_trajectory_is_what_was_drawn_and_what_came_back():
 
 @pytest.mark.slow
 def test_how_long_tools_take_changes_nothing():
-    """The same ids, numbers and rewards, bit for bit, whoever is quicker."""
+    """The ids, numbers and rewards are the same, bit for bit, whichever tool is faster."""
     found = []
     for pause in (0.0, 0.02):
         with episodes("Guess", settings={"pause": pause}) as one:
@@ -88,7 +88,7 @@ def test_how_long_tools_take_changes_nothing():
 
 
 def test_the_sampler_scores_what_it_drew_in_its_context():
-    """Log-probabilities of a later turn are those of its whole context, prefilled anew."""
+    """A later turn has the log-probabilities of its whole context after a new prefill."""
     with episodes("Guess") as one:
         [[completion]] = [group for group in play(one, prompts(8)) if group[0].given][:1]
         prompt = next(p for p in prompts(8) if play(one, [p])[0][0].ids == completion.ids)
@@ -137,7 +137,7 @@ def test_split_gives_each_turn_its_own_history():
         together, apart = play(kept, prompts(16)), play(split, prompts(16))
     assert any(group[0].starts for group in apart)
     for [one], [other] in zip(together, apart, strict=True):
-        assert drawn(one) == drawn(other), "this template only appends: both see the same"
+        assert drawn(one) == drawn(other), "this template only appends: both see the same context"
         assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
         assert len(other.starts) == len(other.given) == len(one.given)
 
@@ -174,7 +174,7 @@ def test_tools_are_called_and_their_results_are_context():
 
 
 def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
-    """Tools remember nothing: another process goes on."""
+    """Tools have no state, so another process continues."""
     with episodes(tools=["look", "broken"], timeout=0.3) as one:
         broken = one.scene.sessions.setup.tools[1]
         assert broken.name == "broken"

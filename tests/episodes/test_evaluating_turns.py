@@ -1,4 +1,4 @@
-"""What a run in several turns says of itself when it is evaluated or talked to."""
+"""Evaluations of, and conversations with, a run in several turns."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""The gradient of a trajectory is that of its drawn tokens alone.
+"""The gradient of a trajectory comes from its drawn tokens alone.
 
-A world of two turns: the policy says a word, the world answers by chance (which answer how often depends on the word),
-the policy says another word; or it ends at once. Each turn may have a reward of its own. Every trajectory is
-enumerated, and goes the way of a run: records, assembly, the packed forward pass, advantages, loss. Averaged with its
-probability, the gradient is that of the expected reward, which autograd gives in one line.
+The environment has two turns: the policy says a word, the environment answers by chance (with probabilities that depend
+on the word), and the policy says another word; or the policy ends after the first word. Each turn may have its own
+reward. The test enumerates every trajectory and passes it through the parts of a run: records, assembly, the packed
+forward pass, advantages, loss. The mean gradient, weighted with the probabilities, must be the gradient of the expected
+reward, which autograd gives in one line.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from posttrain.types import Batch, Completion, Experience, Outputs, Prompt, coun
 PROMPT = Prompt(index=0, ids=(1, 5), text="")
 WORDS, END, ANSWERS = (7, 8), 2, (20, 21)
 HEADER = (30, 31)
-"""What stands between an answer of the world and the next word."""
+"""The tokens between an answer of the environment and the next word."""
 WHOLE = Whole()
 
 
 def chance(word: int, answer: int) -> float:
-    """Of the world's answer."""
+    """The probability of the environment's answer after a word."""
     right = {7: 0.8, 8: 0.35}[word]
     return right if answer == ANSWERS[0] else 1 - right
 
 
 def trajectory(first: int, answer: int | None = None, second: int | None = None, *, anew: bool = False) -> Completion:
-    """`anew`: the second turn sees a history that was written for it, and not what was sampled."""
+    """One trajectory; with `anew`, the second turn sees a rewritten history and not the sampled tokens."""
     if answer is None or second is None:
         return Completion(ids=(first,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text="")
     between = (*PROMPT.ids, 9, answer, *HEADER) if anew else (answer, *HEADER)
@@ -55,12 +56,12 @@ def trajectory(first: int, answer: int | None = None, second: int | None = None,
 
 
 class Everything:
-    """All trajectories of the world, with what the policy and the world make of each."""
+    """All trajectories of the environment, with their probabilities and rewards."""
 
     def __init__(self, *, anew: bool) -> None:
         torch.manual_seed(0)
         config = GPT2Config(vocab_size=40, n_embd=16, n_layer=1, n_head=2, n_positions=32, initializer_range=0.3)
-        model = GPT2LMHeadModel(config).double().eval().requires_grad_(False)  # all of it in float64, norms too
+        model = GPT2LMHeadModel(config).double().eval().requires_grad_(False)  # the whole model in float64, norms too
         self.weights = dict(model.named_parameters())["transformer.h.0.mlp.c_proj.weight"].requires_grad_()
         paths = [(END,), *itertools.product(WORDS, ANSWERS, (*WORDS, END))]
         self.trajectories = [trajectory(*path, anew=anew) for path in paths]
@@ -76,12 +77,12 @@ class Everything:
         self.logprobs_CT = self._among_these(model, experience, logprobs_CT)
 
     def _among_these(self, model, experience: Experience, logprobs_CT: Tensor) -> Tensor:
-        """Of a policy that can say these three words alone, so that the enumeration is complete."""
+        """Log-probabilities of a policy that has only these three words, so that the enumeration is complete."""
         assert experience.tokens is not None
         total_CT = torch.zeros_like(logprobs_CT)
         for word in (*WORDS, END):
             ids_CT = experience.tokens.input_ids_BT.masked_fill(self.mask_CT, word)
-            for place in range(self.mask_CT.shape[1]):  # each word in its place, behind what was really said
+            for place in range(self.mask_CT.shape[1]):  # each word in its place, after the words that were really said
                 only_CT = self.mask_CT & (torch.arange(self.mask_CT.shape[1]) == place)
                 if only_CT.any():
                     own_CT = torch.where(only_CT, ids_CT, experience.tokens.input_ids_BT)
@@ -98,7 +99,7 @@ class Everything:
         return self.gradient_of(self.rewards_C)
 
     def gradient_of(self, rewards_C: Tensor) -> Tensor:
-        """Of the expectation of this."""
+        """The gradient of the expected reward."""
         return torch.autograd.grad((self.probabilities_C * rewards_C).sum(), self.weights, retain_graph=True)[0]
 
     def expected(
@@ -185,12 +186,12 @@ CRITIC = ComposedPolicyGradient(
 def test_rewards_of_turns_average_to_the_gradient_of_their_expected_sum(
     everything: Everything, algorithm: PolicyGradient, group_size: int, credit: Credit
 ):
-    """Each turn learns from what it and later ones have earned, compared with whatever: the others of the group, also
-    where none of them has a second turn, or a critic that knows what was said before."""
+    """Each turn learns from its own and later rewards. The baseline may be any: the other members of the group, even if
+    none of them has a second turn, or a critic that knows the turns before."""
     exact = everything.gradient_of(everything.rewards_C + everything.first_rewards_C)
     torch.manual_seed(1)
     values_CT = torch.rand(everything.mask_CT.shape, dtype=torch.float64)
-    values_CT[:, len(PROMPT.ids)] = 0.3  # before the first word all are alike
+    values_CT[:, len(PROMPT.ids)] = 0.3  # all trajectories are alike before the first word
     seconds = torch.rand(40, 40, dtype=torch.float64)
     for row, one in enumerate(everything.trajectories):
         if one.given:  # before the second word, those with the same first word and the same answer are
@@ -202,7 +203,7 @@ def test_rewards_of_turns_average_to_the_gradient_of_their_expected_sum(
 
 
 def test_a_turn_that_learns_from_what_came_before_is_no_gradient_of_anything(everything: Everything):
-    """The test can fail: with the critic's one-step errors in place of returns the average is another one."""
+    """This shows that the test can fail: with the critic's one-step errors in place of returns, the average differs."""
     exact = everything.gradient_of(everything.rewards_C + everything.first_rewards_C)
     values_CT = torch.rand(everything.mask_CT.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     found = everything.expected(replace(CRITIC, gae_lambda=0.0), 1, ByTurn(), of_turns=True, values_CT=values_CT)

@@ -1,4 +1,4 @@
-"""Environments that fail: begun anew, then unscored, never 0; nothing is lost, and no process is left."""
+"""Environments that fail: started again, then unscored, never scored 0; nothing is lost, and no process remains."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_what_fails_is_begun_anew_and_then_unscored(tmp_path: Path, fault: str):
 
 
 def test_a_message_that_the_template_does_not_write_is_a_failure():
-    """This one is written behind a question alone."""
+    """The template accepts this message only after a question."""
     with episodes("Demands", attempts=1) as one:
         bridge = replace(one.scene.bridge, refused={"system": "it is not written"})
         refused = replace(one, scene=replace(one.scene, bridge=bridge))
@@ -75,7 +75,7 @@ def test_an_environment_that_dies_while_its_policy_draws_is_begun_anew():
 
 
 def test_rewards_that_fail_do_so_in_counted_order():
-    """Whoever is begun anew takes a place in the batch, and that is no matter of the clock."""
+    """A restarted trajectory takes a place in the batch, and timing must not decide which place."""
     with episodes("FailsAtTheEnd", attempts=1) as one:
         round_ = Round(one, [], Settings(max_completion_length=6), 3)
         plays = [Play(place, 0, prompt) for place, prompt in enumerate(prompts(2))]
@@ -99,9 +99,9 @@ FAILURES: Mapping[str, str] = {
     "is killed": "crash",
     "hangs": "timeout",
 }
-"""What environments of worlds.py do, and the cause under which it is counted."""
+"""The faults of environments in worlds.py, and the cause under which each is counted."""
 TEXTS = ("floods", "speaks bytes", "spells special tokens")
-"""What is none: the model reads it."""
+"""Cases that are no faults: the model reads the text."""
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_of_many_sessions_none_is_lost_and_none_is_scored_zero(
     faults: list[str],
     timeout: float,
 ):
-    """One in `every` fails whenever it is begun, and as many when they are begun first; in all ways side by side."""
+    """One session in `every` fails at each start, and as many fail at their first start only; all faults mixed."""
     asked = []
     for place, prompt in enumerate(prompts(sessions)):
         kind = faults[place // every * len(faults) // -(-sessions // every)]  # those that hang do so at the same time
@@ -129,7 +129,7 @@ def test_of_many_sessions_none_is_lost_and_none_is_scored_zero(
     began = time.monotonic()
     with episodes("Faulty", attempts=2, timeout=timeout) as one:
         found = [group[0] for group in play(one, asked)]
-        assert started(), "the host at least"
+        assert started(), "at least the host"
     seconds, until = time.monotonic() - began, time.monotonic() + 30
     while started() and time.monotonic() < until:
         time.sleep(0.02)

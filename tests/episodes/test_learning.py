@@ -1,4 +1,4 @@
-"""The recipes in several turns: tiny models learn to halve what is left, and to call a calculator."""
+"""The recipes in several turns: tiny models learn to halve the remaining range, and to call a calculator."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def module(name: str, recipe: str = "guess_a_number") -> ModuleType:
 
 
 def config(folder: Path, **train: object) -> dict[str, object]:
-    """That of the recipe, with its files in the folder."""
+    """The configuration of the recipe, with its files in the folder."""
     module("start").make(folder)
     found = yaml.safe_load((RECIPE / "config.yaml").read_text())
     found["model"]["path"], found["output"] = str(folder / "model"), str(folder / "run")
@@ -44,7 +44,7 @@ def config(folder: Path, **train: object) -> dict[str, object]:
 
 
 def test_the_best_player_finds_every_number_in_three_guesses_and_three_of_seven_in_two():
-    """Counted by hand: in two guesses the one in the middle, and one on either side."""
+    """Counted by hand: two guesses suffice for the middle number and for one number on either side."""
     game = module("game")
     assert game.best_score() == 1.0
     assert [game.most_found(7, guesses) for guesses in range(4)] == [0, 1, 3, 7]
@@ -58,7 +58,7 @@ def test_the_tokenizer_of_the_game_writes_what_stands_between_two_guesses():
 
 
 def test_the_model_with_a_calculator_is_shown_what_a_run_writes():
-    """Its demonstrations have the very ids of a trajectory: prompt, call, result, answer."""
+    """Its demonstrations have exactly the ids of a trajectory: prompt, call, result, answer."""
     start, schema = module("start", "calculator"), schema_of(calculator, "calculator")
     words = start.tokenizer()
     bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id}, tools=[schema], roles=["tool"])
@@ -72,7 +72,7 @@ def test_the_model_with_a_calculator_is_shown_what_a_run_writes():
 
 
 def test_the_model_that_corrects_itself_is_shown_what_a_run_writes():
-    """Its demonstrations have the very ids of a trajectory: prompt, program, what it printed, expression."""
+    """Its demonstrations have exactly the ids of a trajectory: prompt, program, the program's output, expression."""
     start, schema = module("start", "self_correction"), schema_of(python, "python")
     words = start.tokenizer()
     bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id}, tools=[schema], roles=["tool"])
@@ -97,7 +97,7 @@ def test_the_model_that_corrects_itself_is_shown_what_a_run_writes():
 
 
 def test_the_real_model_is_shown_games_as_a_run_writes_them():
-    """By its own chat template, without a word behind the last guess."""
+    """The games use its own chat template, and have no text after the last guess."""
     start = module("start", "guess_a_number_minimind2")
     words = AutoTokenizer.from_pretrained(start.REAL_MODEL)
     bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id}, roles=["user"])
@@ -120,7 +120,7 @@ def test_a_tiny_model_learns_to_find_a_number(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_run_in_turns_goes_on_bit_for_bit(tmp_path: Path):
-    """Resumed after its second step, it makes the third step of the run that was never stopped."""
+    """Resumed after its second step, it makes the same third step as an uninterrupted run."""
     small = {"steps": 3, "schedule": "constant", "warmup_steps": 0}
     given = config(tmp_path, **small) | {"report": False, "checkpoint": {"every": 1}}
     given["sampling"] |= {"group_size": 8}  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""Environments that bring tools of their own, a prompt of their own, and numbers beside their reward."""
+"""Environments with their own tools, their own prompt, and metrics in addition to their reward."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_a_prompt_of_the_environments_own_stands_in_place_of_the_rows():
         begin, end = completion.given[0]
         assert (begin, completion.starts[0]) == (0, 0)
         [letter] = [message["content"] for message in prompt.messages or ()]
-        named = "<unk>"  # what the tokenizer makes of the tool's name
+        named = "<unk>"  # the tool's name in this tokenizer
         assert words.decode(list(completion.ids[:end])) == f"{named} user {letter} h assistant"
         assert completion.episode is not None
         assert completion.episode.metrics == {"seen": completion.episode.reward or 0.0}

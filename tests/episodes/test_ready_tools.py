@@ -1,4 +1,4 @@
-"""The tools that a run can name without writing them: a program in the sandbox, and search in a folder."""
+"""The built-in tools that a run can name: a program in the sandbox, and search in a folder."""
 
 from __future__ import annotations
 

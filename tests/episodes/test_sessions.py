@@ -1,4 +1,4 @@
-"""Processes of trajectories: what they answer, and what becomes of those that hang, die, or leave something behind."""
+"""Processes of trajectories: their answers, and what happens if they hang, die, or leave a process behind."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def world(name: str | None, *, tools: tuple[str, ...] = (), **how: Any) -> Sessi
 
 @pytest.fixture
 def opened(started: Started) -> Iterator[list[Sessions]]:
-    """What is closed at the end; nothing may be left of it."""
+    """A list of sessions that the test closes at its end; none of their processes may remain."""
     kept = list[Sessions]()
     yield kept
     for one in kept:
@@ -43,7 +43,7 @@ def opened(started: Started) -> Iterator[list[Sessions]]:
 
 
 def lasting(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
-    """Those that have not ended after so many seconds: who is killed is gone when its kernel has time for it."""
+    """The processes that still live after `seconds` seconds: a kill takes effect when the kernel has time for it."""
     until = time.monotonic() + seconds
     while (found := living()) and time.monotonic() < until:
         time.sleep(0.02)
@@ -51,7 +51,7 @@ def lasting(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
 
 
 def appeared(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
-    """Those that are there within so many seconds: on a busy machine a program is seen a moment after its start."""
+    """The processes that appear within `seconds` seconds: on a busy machine a program shows up late."""
     until = time.monotonic() + seconds
     while not (found := living()) and time.monotonic() < until:
         time.sleep(0.02)
@@ -68,7 +68,7 @@ def sleeps(process: psutil.Process) -> bool:
     try:
         return process.cmdline()[:1] == ["sleep"]
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
-        return False  # it has ended since it was found
+        return False  # the process ended after it was found
 
 
 def ask(sessions: Sessions, session: Session, do: str, **arguments: Any) -> Reply:
@@ -132,7 +132,7 @@ def test_what_fails_says_how_and_leaves_nothing(opened, tmp_path, fault, kind, m
     assert reply.kind == kind
     assert re.search(message, reply.message)
     sessions.kill(bad)
-    assert ask(sessions, good, "step", **say("x")).value == {"done": True, "reward": 1.0}, "nobody else is hurt"
+    assert ask(sessions, good, "step", **say("x")).value == {"done": True, "reward": 1.0}, "nobody else is affected"
 
 
 def test_what_an_environment_has_started_ends_with_it(opened, sleepers):
@@ -160,7 +160,7 @@ def test_a_host_that_was_killed_is_started_again(opened):
 
 
 def die(sessions: Sessions, session: Session) -> None:
-    """Between two requests, and seen."""
+    """Let the session die between two requests, and wait until its death is noticed."""
     assert session.pid is not None
     os.kill(session.pid, signal.SIGKILL)
     until = time.monotonic() + 5
@@ -218,7 +218,7 @@ def test_whoever_waits_when_the_host_ends_is_told(opened):
     assert ask(sessions, idle, "step", **say("b")) == Reply(kind="crash", message="the host ended")
     assert ask(sessions, again, "reset", row={"secret": "b"}).kind == "value"
     sessions.kill_all()
-    assert sessions.wait(again).kind == "value", "what it has replied last"
+    assert sessions.wait(again).kind == "value", "its last reply"
     assert ask(sessions, again, "step", **say("b")).kind == "crash"
 
 
@@ -231,7 +231,7 @@ def test_an_end_is_seen_at_once_though_a_child_holds_every_file(opened):
 
 
 def test_one_that_is_killed_before_anybody_knows_its_number_ends(opened, started, tmp_path):
-    """The number lies unread in the socket, or was not sent yet."""
+    """The number is unread in the socket, or was not sent yet."""
     sessions = world("StartsSlowly", settings={"begun": str(tmp_path / "begun")})
     opened.append(sessions)
     sessions.start()
@@ -264,7 +264,7 @@ def test_nothing_outlives_a_trainer_that_was_killed(tmp_path):
         while not begun.exists() and time.monotonic() < until:
             time.sleep(0.02)
         below = psutil.Process(trainer.pid).children(recursive=True)
-        assert len(below) == 3, "the host, the trajectory, and what it has started"
+        assert len(below) == 3, "the host, the trajectory, and the process that it has started"
     finally:
         trainer.kill()
         trainer.wait()

@@ -1,4 +1,4 @@
-"""Runs whose turns are asked for by an agent that uses the `openai` package."""
+"""Runs whose turns are requested by an agent that uses the `openai` package."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def _openai() -> None:
 
 @pytest.mark.slow
 def test_an_agent_that_knows_nothing_of_us_learns_in_20_steps(tmp_path: Path):
-    """And what is trained is what was sampled: trainer and sampler name the same log-probabilities."""
+    """The run trains the sampled tokens: trainer and sampler report the same log-probabilities."""
     run = posttrain.train(config(tmp_path))
     rewards = [line["reward"] for line in run.metrics]
     print("reward", [round(reward, 2) for reward in rewards])
@@ -66,7 +66,7 @@ def test_an_agent_that_knows_nothing_of_us_learns_in_20_steps(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_run_of_an_agent_goes_on_bit_for_bit(tmp_path: Path):
-    """Resumed after its first step, it makes the second step of the run that was never stopped."""
+    """Resumed after its first step, it makes the same second step as an uninterrupted run."""
     given = config(tmp_path, steps=2, schedule="constant", warmup_steps=0) | {"checkpoint": {"every": 1}}
     whole = posttrain.train(given)
     part = posttrain.train(given | {"output": str(tmp_path / "part"), "train": {**given["train"], "steps": 1}})

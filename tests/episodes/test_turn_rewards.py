@@ -32,7 +32,7 @@ BRIEF = Reward(function=lambda completion: 1 / (3 + len(completion)), label="bri
 def played(
     name: str, count: int = 8, group_size: int = 2, settings: Mapping[str, Any] | None = None, **how: Any
 ) -> tuple[list[Prompt], list[list[Completion]]]:
-    """Prompts, and what the random model made of them in a world of paying.py."""
+    """Prompts, and their completions by the random model in an environment of paying.py."""
     limits = {limit: how.pop(limit) for limit in ("max_turns", "max_length") if limit in how}
     sessions = Sessions(Setup(environment=Target(path=PAYING, name=name), settings=settings or {}))
     try:
@@ -67,7 +67,7 @@ def test_an_environment_says_after_each_step_what_the_turn_was_worth():
         assert episode is not None
         said = [one["content"] for one in episode.messages if one["role"] == "assistant"]
         worth = [len(text.replace(" ", "")) / 10 for text in said]
-        steps = len(worth) if episode.ended == "done" else len(worth) - 1  # a turn that was cut is shown to nobody
+        steps = len(worth) if episode.ended == "done" else len(worth) - 1  # the environment never sees a cut turn
         assert list(episode.turn_rewards) in (
             [*worth[:steps], *[None] * (len(worth) - steps)],
             [] if not steps else None,
@@ -113,7 +113,7 @@ def test_rewards_of_turns_stand_on_their_last_tokens():
 
 
 def test_of_turns_that_earn_nothing_of_their_own_the_experience_is_the_usual_one():
-    """The very same numbers, from one reward or from several."""
+    """The numbers are exactly the same, with one reward or with several."""
     asked, groups = played("Pays", settings={"pays": False})
     rewards = ["environment", BRIEF]
     _, by_turn = assembled(asked, groups, *rewards, weights=(1.0, 0.3))
@@ -163,7 +163,7 @@ def test_how_what_came_back_is_divided_into_pieces_changes_nothing():
     ],
 )
 def test_what_hit_a_limit_keeps_what_it_earned_and_is_truncated(how, limit):
-    """Its turns have their rewards, the environment says what the whole was worth, and the algorithm is told."""
+    """Its turns keep their rewards, the environment scores the whole, and the algorithm learns of the truncation."""
     asked, groups = played("Pays", settings={"turns": 8}, **how)
     cut = [one for one in chain(*groups) if one.episode and one.episode.ended == limit]
     assert cut

@@ -1,4 +1,4 @@
-"""While trajectories wait for their tools, others are decoded. `benchmarks/waiting.py` measures what that costs."""
+"""While trajectories wait for their tools, others are decoded. `benchmarks/waiting.py` measures the cost."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ LATE = (0.4, 0.0, 0.01, 0.0, 0.02, 0.0)
 
 
 def come(one: Episodes, pauses: Sequence[float], rows: int = 64) -> list[tuple[int, Completion]]:
-    """Who came with what, in the order in which they did."""
+    """The completions with the index of their prompt, in the order in which they arrive."""
     own = [replace(p, columns={**p.columns, "pause": pause}) for p, pause in zip(prompts(6), pauses, strict=True)]
     settings = Settings(max_completion_length=30, max_batch_rows=rows)
     return [(place, completion) for place, _, completion in one.each(own, settings, group_size=1, seed=3)]
 
 
 def test_calls_are_waited_for_side_by_side_and_change_nothing():
-    """One after the other, nothing would be drawn during any of them."""
+    """If the calls were made one after the other, nothing would be drawn during any of them."""
     found = []
     for pause in (0.25, 0.0):
         with episodes("Chatty", max_turns=3, settings={"pause": pause}) as one:
@@ -46,21 +46,21 @@ def test_calls_are_waited_for_side_by_side_and_change_nothing():
 
 @needs_kernels
 def test_whoever_is_ready_comes_back_where_rows_stand_alone():
-    """And draws the same bits in any company, alone too."""
+    """Each trajectory draws the same bits in any batch, and also alone."""
     with episodes("Unequal", max_turns=3, model=plain_talker(), compute=COMPILED) as one:
         found = come(one, LATE)
-        assert found[-1][0] == 0, "the one with the slow tool began with the others, and nobody has waited for it"
-        assert one.take_waits().blocked > 0, "in the end there was nothing else to do"
+        assert found[-1][0] == 0, "the trajectory with the slow tool started with the others, and none waited for it"
+        assert one.take_waits().blocked > 0, "at the end there was nothing else to do"
         assert sorted(found) == sorted(come(one, [0.0] * 6)) == sorted(come(one, LATE, rows=1))
 
 
 @needs_kernels
 @pytest.mark.parametrize("compute", [PLAIN, COMPILED])
 def test_where_rows_do_not_stand_alone_who_comes_back_is_counted(compute, monkeypatch):
-    """The same batches, whatever takes how long; also where kernels compute a part.
+    """The batches are the same whatever the tools' delays, also if compiled kernels compute a part.
 
-    Trajectories may end in another order: when the last answer of an environment is there is up to the clock, and it
-    is in no batch."""
+    Trajectories may end in another order: timing decides when the last answer of an environment arrives, and that
+    answer is in no batch."""
     events: list[str] = []
     submit, step = RowStream.submit, RowStream.step
 
@@ -82,4 +82,4 @@ def test_where_rows_do_not_stand_alone_who_comes_back_is_counted(compute, monkey
             batches.append([*events])
     assert found[0] == found[1]
     assert batches[0] == batches[1]
-    assert sum("begins" in event for event in batches[0]) >= 12, "most have several turns"
+    assert sum("begins" in event for event in batches[0]) >= 12, "most trajectories have several turns"

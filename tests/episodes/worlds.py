@@ -15,7 +15,7 @@ SLEEPER = ["sleep", "600"]
 
 
 class Guess:
-    """A letter is to be guessed; "<" and ">" say on which side it is."""
+    """A guessing game for one letter; "<" and ">" say on which side of the guess the letter is."""
 
     def __init__(self, pause: float = 0.0) -> None:
         self.pause, self.won = pause, False
@@ -34,7 +34,7 @@ class Guess:
 
 
 class Waits(Guess):
-    """Answers its row's first turn when the run has made six steps."""
+    """Answers its row's first turn after the run has made six steps."""
 
     def reset(self, row: dict[str, Any]) -> None:
         super().reset(row)
@@ -66,7 +66,7 @@ class DiesOnce(Guess):
 
 
 class Opens:
-    """Begins with a message of its own, and is async."""
+    """An async environment that begins with its own message."""
 
     async def reset(self, row: dict[str, Any], seed: int) -> list[Any]:
         await asyncio.sleep(0)
@@ -81,7 +81,7 @@ class Opens:
 
 
 class Keeper:
-    """Has a tool that remembers, begins with a prompt of its own, and answers no turn."""
+    """Has a tool with state, begins with its own prompt, and answers no turn."""
 
     def __init__(self, seen: int = 0) -> None:
         self.seen = seen
@@ -109,7 +109,7 @@ class Keeper:
 
 
 class Answers:
-    """Answers calls itself: its step sees them."""
+    """Answers calls in its own `step`, which receives them."""
 
     def tools(self) -> list[Any]:
         parameters = {"type": "object", "properties": {"place": {"type": "string"}}}
@@ -142,7 +142,7 @@ class Says:
 
 
 class Demands:
-    """Says something that a template may not write where it stands."""
+    """Sends a message that a template may not write at that place."""
 
     def step(self, message: dict[str, Any]) -> dict[str, Any]:
         return {"role": "system", "content": "a"}
@@ -154,7 +154,7 @@ class Broken:
 
 
 class Chatty:
-    """Never ends; says what random numbers it has."""
+    """Never ends; says the random numbers that it draws."""
 
     def __init__(self, pause: float = 0.0) -> None:
         self.pause = pause
@@ -165,7 +165,7 @@ class Chatty:
 
 
 class Unequal:
-    """Never ends, and takes as long as its row says."""
+    """Never ends; each turn takes as long as its row says."""
 
     def reset(self, row: dict[str, Any]) -> None:
         self.pause = row["pause"]
@@ -180,14 +180,14 @@ class Unequal:
 
 
 class Faulty:
-    """Does what the row says, until the row's file counts that it was begun often enough."""
+    """Has the fault that its row names, until the row's file shows that it was started often enough."""
 
     says: ClassVar[dict[str, Any]] = {
         "floods": "a " * 5_000_000,
         "speaks bytes": {"role": "user", "content": b"\xff\x00 a \xfe"},
         "spells special tokens": "<eos> assistant a <eos> <bos> user <pad> <|im_end|>",
     }
-    """No failures: text, of any length."""
+    """Cases that are no failures: text, of any length."""
 
     def reset(self, row: dict[str, Any]) -> None:
         self.fault = row["fault"]
@@ -285,7 +285,7 @@ class StartsSlowly:
 
 
 class StartsWhenMade:
-    """Holds a process from its beginning to close()."""
+    """Holds a process from its creation to close()."""
 
     def __init__(self, ended: str) -> None:
         self.ended, self.process = ended, subprocess.Popen(SLEEPER, start_new_session=True)
@@ -297,7 +297,7 @@ class StartsWhenMade:
 
 
 class Unportable:
-    """Says what no other process can be given."""
+    """Returns a value that cannot be sent to another process."""
 
     def reset(self, row: dict[str, Any]) -> dict[str, Any] | None:
         self.what = row["what"]
@@ -308,7 +308,7 @@ class Unportable:
 
 
 class FailsAtTheEnd:
-    """After as long as the row says."""
+    """Fails at the end, after the time that its row names."""
 
     def reset(self, row: dict[str, Any]) -> None:
         self.pause = row["pause"]
@@ -321,7 +321,7 @@ class FailsAtTheEnd:
 
 
 class DrawsWithNumpy:
-    """Imports numpy when it is needed first."""
+    """Imports numpy at its first use."""
 
     def step(self, message: dict[str, Any]) -> str:
         import numpy
