@@ -62,7 +62,7 @@ def place(tmp_path_factory):
 
 
 def config(place: Path, name: str, **changes: Any) -> dict[str, Any]:
-    """A run that waits while a file `slow` exists."""
+    """A run whose rewards are slow while the file `slow` exists."""
     reward = {"function": f"{place}/rewards/sorting.py:sorted_share", "settings": {"slow": str(place / "slow")}}
     return {
         "model": {"path": "tiny:sort", "precision": "float32", "device": "cpu"},
