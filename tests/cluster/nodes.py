@@ -1,4 +1,4 @@
-"""A Ray cluster of three nodes on this machine, and what a test has to know of its processes."""
+"""A Ray cluster of three nodes on this machine, and tools for the tests to find its processes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 import psutil
 
 CPUS = 2
-"""Of each node."""
+"""Number of processors of each node."""
 MEMORY = 10**8
 """Bytes of the object store of each node."""
 
 
 @contextmanager
 def three_nodes(head_cpus: int = CPUS, cpus: int = CPUS) -> Iterator[Any]:
-    """On one machine; `.address` is that of the head, `.webui_url` that of its dashboard, which takes jobs."""
+    """Three nodes on this machine; `.address` is the head's, `.webui_url` that of its dashboard, which takes jobs."""
     from ray.cluster_utils import Cluster
 
     head = {
@@ -31,21 +31,21 @@ def three_nodes(head_cpus: int = CPUS, cpus: int = CPUS) -> Iterator[Any]:
     cluster = Cluster(initialize_head=True, head_node_args=head)
     with ExitStack() as stack:
         stack.callback(cluster.shutdown)
-        for _ in range(2):  # as on machines of their own, each unpacks what goes along into a folder of its own
+        for _ in range(2):  # as on separate machines, each unpacks the job's files into its own folder
             folder = stack.enter_context(TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True))
             cluster.add_node(num_cpus=cpus, object_store_memory=MEMORY, temp_dir=folder)
         yield cluster
 
 
 def free_port() -> int:
-    """One that nobody listens to at the moment."""
+    """A port that no process listens to at present."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return one.getsockname()[1]
 
 
 def running(program: str) -> list[psutil.Process]:
-    """Processes of this module that are held by an actor, the oldest first."""
+    """Processes of this module that an actor holds, oldest first."""
     found = []
     for process in psutil.process_iter(["cmdline", "create_time"]):
         with suppress(psutil.Error):
@@ -55,7 +55,7 @@ def running(program: str) -> list[psutil.Process]:
 
 
 def lives(process: psutil.Process) -> bool:
-    """Has it not ended, whoever is its parent by now?"""
+    """Whether the process has not ended, whatever its parent is now."""
     with suppress(psutil.Error):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
@@ -69,7 +69,7 @@ def actor_of(process: psutil.Process) -> psutil.Process:
 
 
 def node_of(cluster: Any, process: psutil.Process) -> Any:
-    """The node whose raylet has started the actor of a process; None where it is the head."""
+    """The node whose raylet has started the actor of a process; None if it is the head."""
     above = {one.pid for one in process.parents()}
     for node in cluster.worker_nodes:
         started = [one.process.pid for kind in node.all_processes.values() for one in kind]
@@ -79,7 +79,7 @@ def node_of(cluster: Any, process: psutil.Process) -> Any:
 
 
 def wait_for(what: str, there: Callable[[], Any], seconds: float = 120.0) -> Any:
-    """The first that is true of it."""
+    """The first true value of `there`."""
     until = time.monotonic() + seconds
     while not (found := there()):
         assert time.monotonic() < until, f"{what}: not within {seconds:.0f} s"

@@ -1,6 +1,6 @@
-"""A run whose cluster loses its head ends, and goes on with another cluster.
+"""A run whose cluster loses its head ends, and continues on another cluster.
 
-The driver is connected to the head's machine here: Ray ends such a process itself, without a word of ours.
+The driver is connected to the head's machine here: Ray ends such a process itself, without our error message.
 """
 
 from __future__ import annotations

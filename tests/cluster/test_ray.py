@@ -1,5 +1,5 @@
-"""Runs whose engines and reward workers are on a Ray cluster of three nodes: they end as on one machine, and go on when
-an actor or a node is lost. `pytest -s` prints how long that takes."""
+"""Runs whose engines and reward workers are on a Ray cluster of three nodes: they end as on one machine, and continue
+after the loss of an actor or a node. `pytest -s` prints how long that takes."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def config(place: Path, name: str, **changes: object) -> dict[str, object]:
 
 
 def bits(run: Path) -> dict[str, object]:
-    """Everything that a run has computed: weights, what was trained, evaluations."""
+    """All results of a run: weights, trained rows, evaluations."""
     answers = {file.name: file.read_bytes() for file in (run / "evaluations").glob("*.jsonl")}
     return {name: one.numpy().tobytes() for name, one in weights(run).items()} | {"trained": trained(run)} | answers
 
 
 def weights(run: Path, step: int | None = None) -> dict[str, torch.Tensor]:
-    """Of this step; None: of the last one."""
+    """The weights of a step; None means the last one."""
     folders = (run / "checkpoints").glob("step-*" if step is None else f"step-{step:06d}")
     return load_file(max(folders) / "model" / "model.safetensors")
 
@@ -107,7 +107,7 @@ def steps_of(run: Path) -> int:
 
 
 def test_a_run_on_the_cluster_has_the_bits_of_one_on_this_machine(cluster, place):
-    """Tokens, rewards by a function with a module beside it, weights, evaluations."""
+    """Tokens, rewards by a function that imports a neighbouring module, weights, evaluations."""
     here = pt.train(config(place, "here"))
     there = pt.train(config(place, "there"), cluster=cluster.address)
     assert any(
@@ -138,7 +138,8 @@ class Game:
 
 
 def test_turns_that_are_drawn_on_the_cluster_have_the_bits_of_those_on_this_machine(cluster, place):
-    """The environment, which imports a file beside it, is beside the trainer; engines on the nodes draw its turns."""
+    """The environment, which imports a neighbouring file, runs with the trainer; engines on the nodes draw its
+    turns."""
     (place / "rewards" / "game.py").write_text(GAME)
     talker(place / "talker")
     turns = config(
@@ -158,8 +159,8 @@ def test_turns_that_are_drawn_on_the_cluster_have_the_bits_of_those_on_this_mach
 
 
 def test_ppo_with_a_reward_model_ends_as_on_this_machine(cluster, place):
-    """Within rounding: the model scores groups together that have ended together, which no two runs have alike. AdamW
-    divides by the size of a gradient, and so magnifies the rounding of one that is all but 0."""
+    """Equal to rounding only: the model scores groups together that ended together, which differs between runs. AdamW
+    divides by the size of a gradient, and so magnifies the rounding of a gradient close to 0."""
     rows = [json.loads(line) for line in (place / "prompts.jsonl").read_text().splitlines()[:40]]
     pairs = [{"prompt": row["prompt"], "chosen": row["answer"], "rejected": row["answer"][::-1]} for row in rows]
     (place / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
@@ -185,7 +186,7 @@ def test_ppo_with_a_reward_model_ends_as_on_this_machine(cluster, place):
 
 
 def test_weights_go_in_buckets_and_the_last_two_publications_are_kept(cluster):
-    """Three tensors of 400, 40 and 4,000 bytes in buckets of 500: the last one has a bucket of its own."""
+    """Three tensors of 400, 40 and 4,000 bytes in buckets of 500: the last one has its own bucket."""
     import ray
 
     from posttrain.cluster.weights import PutWeights
@@ -226,7 +227,7 @@ def test_a_cluster_that_is_not_there_is_an_error_of_the_configuration(place):
 
 
 def test_a_submitted_run_is_that_of_the_command_on_this_machine_and_its_exit_code_comes_back(cluster, place, capfd):
-    """Config, data and reward go along; the trainer is a process of the cluster, and so are engines and rewards."""
+    """Config, data and reward are sent along; trainer, engines and rewards are processes of the cluster."""
     here = pt.train(config(place, "not submitted"))
     relative = {"data": {"train": "prompts.jsonl", "eval_fraction": 0.02}, "output": None}
     relative["rewards"] = [{"function": "rewards/sorting.py:sorted_share"}]
@@ -243,7 +244,7 @@ def test_a_submitted_run_is_that_of_the_command_on_this_machine_and_its_exit_cod
 
 
 def test_a_run_is_submitted_with_a_url_and_goes_on_in_another_job(cluster, place):
-    """Its working folder is in that of the job, and goes with it: all is behind the URL, and another job fetches it."""
+    """Its working folder disappears with its job's folder: all files are at the URL, and another job fetches them."""
     url, behind = f"file://{place}/bucket/run", place / "bucket" / "run"
     whole = {**config(place, "without a URL"), "rollout": {}, "checkpoint": {"every": 2}}
     relative = {"data": {"train": "prompts.jsonl", "eval_fraction": 0.02}, "output": None}
@@ -254,7 +255,7 @@ def test_a_run_is_submitted_with_a_url_and_goes_on_in_another_job(cluster, place
         assert run([*submit, "train.steps=4"]) == 0
         assert steps_of(behind) == 4
         (behind / "config.yaml").write_text((behind / "config.yaml").read_text().replace("steps: 4", "steps: 6"))
-        (place / "url.yaml").write_text(json.dumps(whole | relative, indent=1))  # else Ray takes the same folder again
+        (place / "url.yaml").write_text(json.dumps(whole | relative, indent=1))  # else Ray uses the same folder again
         assert run([*submit, "--resume"]) == 0
     here = pt.train(whole, **{"train.steps": 6})
     assert steps_of(behind) == 6
@@ -286,10 +287,10 @@ def test_nothing_outlives_a_trainer_that_is_killed_and_the_run_goes_on(cluster, 
 
 
 def test_lost_actors_and_a_lost_node_are_replaced_and_every_prompt_is_trained_once(cluster, place):
-    """An actor of an engine, one of rewards, then a whole node with all that it holds."""
+    """The test kills an actor of an engine, one of rewards, then a whole node."""
     run, told, errors = place / "killed", list[str](), list[BaseException]()
     slow = place / "slow"
-    slow.touch()  # as long as something is to be lost
+    slow.touch()  # present as long as an actor or a node is still to be lost
 
     def lose(what: str, after: int, program: str, kill) -> None:
         wait_for(f"step {after}", lambda: steps_of(run) >= after, 300)
@@ -332,5 +333,5 @@ def test_lost_actors_and_a_lost_node_are_replaced_and_every_prompt_is_trained_on
 
 
 def busy_node(cluster):
-    """One that holds an engine, and is not the head."""
+    """A node that holds an engine and is not the head."""
     return next(node for engine in running(ENGINE) if (node := node_of(cluster, engine)))

@@ -1,5 +1,5 @@
-"""Runs whose trainer is several ranks on a Ray cluster of three nodes: they end as on one machine, and start again from
-a checkpoint when a rank or its node is lost. `pytest -s` prints how long that takes."""
+"""Runs whose trainer is several ranks on a Ray cluster of three nodes: they end as on one machine, and restart from a
+checkpoint after the loss of a rank or its node. `pytest -s` prints how long that takes."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def place(tmp_path_factory):
 
 
 def config(place: Path, name: str, **changes: Any) -> dict[str, Any]:
-    """A run that lasts, while there is a file `slow`, until it is told to go on."""
+    """A run whose rewards are slow while the file `slow` exists."""
     reward = {"function": f"{place}/rewards/sorting.py:sorted_share", "settings": {"slow": str(place / "slow")}}
     return {
         "model": {"path": "tiny:sort", "precision": "float32", "device": "cpu"},
@@ -101,7 +101,7 @@ def messages(folder: Path) -> list[str]:
 
 
 def assert_same(ours: Path, theirs: Path) -> None:
-    """Weights bit for bit, every step once with the same reward, and what was measured on held-out rows."""
+    """Weights bit for bit, every step once with the same reward, and the same measures on held-out rows."""
     first, second = weights(ours), weights(theirs)
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -142,7 +142,7 @@ class Game:
 
 
 def test_ranks_on_nodes_train_turns_with_the_bits_of_ranks_on_this_machine(cluster, place):
-    """The environment is beside rank 0, an engine draws its turns."""
+    """The environment runs with rank 0, and an engine draws its turns."""
     (place / "rewards" / "game.py").write_text(GAME)
     talker(place / "talker")
     rows = [{"prompt": " ".join(letters)} for letters in itertools.permutations("abcdef", 2)]
@@ -163,7 +163,7 @@ def test_ranks_on_nodes_train_turns_with_the_bits_of_ranks_on_this_machine(clust
 
 
 class Told(TerminalView):
-    """What a launcher says, and when."""
+    """The messages of a launcher, with their times."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__(stream, quiet=True)
@@ -174,9 +174,9 @@ class Told(TerminalView):
 
 
 def test_lost_ranks_and_a_lost_node_start_the_job_again_and_it_ends_with_the_same_bits(cluster, place, here):
-    """The process of a rank, the actor of the first one, then a node with a rank and all else that it holds."""
+    """The test kills the process of a rank, the actor of the first one, then a node with a rank and other processes."""
     folder, slow, errors, lines = place / "lost", place / "slow", list[BaseException](), list[str]()
-    slow.touch()  # as long as something is to be lost
+    slow.touch()  # present as long as a rank or a node is still to be lost
 
     def lose(what: str, after: int, kill: Callable[[], object]) -> None:
         wait_for(f"step {after}", lambda: len(records(folder)) >= after, 300)
@@ -207,7 +207,7 @@ def test_lost_ranks_and_a_lost_node_start_the_job_again_and_it_ends_with_the_sam
         pt.train(config(place, "lost", cluster={"address": cluster.address, "reward_workers": 0}), view=view)
         killer.join(1)
     print("\n" + "\n".join(lines))
-    cluster.add_node(num_cpus=CPUS, object_store_memory=MEMORY)  # for the tests that come
+    cluster.add_node(num_cpus=CPUS, object_store_memory=MEMORY)  # for the tests that follow
     assert errors == []
     assert_same(folder, here.folder)
     told = [text for text in messages(folder) if "continues from its newest checkpoint" in text]
@@ -244,7 +244,7 @@ def test_a_launcher_that_is_stopped_leaves_nothing_on_the_cluster(cluster, place
 
 @pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_a_launcher_that_is_stopped_while_its_ranks_start_ends_with_them(cluster, place, kind):
-    """The signal comes before there is a process that could get it."""
+    """The signal comes before any process of the job could receive it."""
     name = f"stopped early {kind.name}"
     (place / "early.yaml").write_text(json.dumps(config(place, name, cluster={"address": cluster.address})))
     launcher = Command("train", "early.yaml", cwd=place)
@@ -283,7 +283,7 @@ def test_a_signal_waits_for_a_process_that_is_not_there_yet(cluster):
 
 
 def test_a_submitted_run_has_its_ranks_on_the_nodes(cluster, place, here):
-    """Config and reward go along by their relative paths; so do they to the nodes of the ranks."""
+    """Config and reward are sent along by their relative paths, also to the nodes of the ranks."""
     reward = {"function": "rewards/sorting.py:sorted_share", "settings": {"slow": "none"}}
     settings = {**config(place, "", rewards=[reward]), "output": None}
     (place / "job.yaml").write_text(json.dumps(settings))
@@ -294,7 +294,7 @@ def test_a_submitted_run_has_its_ranks_on_the_nodes(cluster, place, here):
 
 
 def test_ranks_that_something_else_has_started_take_no_cluster(cluster, place, monkeypatch):
-    """Nobody has shown what becomes of them there."""
+    """Such a combination has not been tested."""
     for name, value in told_to(Place(rank=0, size=2, local=0), "127.0.0.1", 1).items():
         monkeypatch.setenv(name, value)
     settings = load_config(config(place, "torchrun", cluster=cluster.address)).config
@@ -306,7 +306,7 @@ def test_ranks_that_something_else_has_started_take_no_cluster(cluster, place, m
 
 
 def test_where_a_lost_node_has_no_successor_the_run_goes_on_with_fewer_ranks(place, monkeypatch):
-    """Three ranks on nodes of one processor each; the checkpoint of three is read by two."""
+    """Three ranks on nodes of one processor each; two ranks read the checkpoint of three."""
     folder, slow = place / "fewer", place / "slow"
     slow.touch()
     monkeypatch.setattr("posttrain.cluster.reservation.ROOM", 60.0)

@@ -1,4 +1,4 @@
-"""What is known of a run on a cluster before there is one: what it asks for, what goes along, what is refused."""
+"""A cluster run before it has a cluster: its resources, the files that it sends, and refused settings."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def settings(**changes: object) -> dict[str, object]:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with a reward, what it imports, and what stays."""
+    """A folder with a reward, the modules that it imports, and files that are not sent."""
     folder = tmp_path / "work"
     (folder / "rewards").mkdir(parents=True)
     (folder / "rewards" / "short.py").write_text(
@@ -54,7 +54,7 @@ def here(tmp_path, monkeypatch):
     return folder
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------
+# --- requested resources ---------------------------------------------------------------------------------------------
 
 
 def test_a_run_asks_for_a_bundle_for_each_engine_and_each_reward_worker():
@@ -67,7 +67,7 @@ def test_a_run_asks_for_a_bundle_for_each_engine_and_each_reward_worker():
 
 
 def test_ranks_have_bundles_of_their_own_and_a_run_of_ranks_alone_is_enough_for_a_cluster():
-    """Of an SFT: no engine, no reward worker."""
+    """The run is an SFT: no engine, no reward worker."""
     sft = {"algorithm": "sft", "data": {"train": "task:examples/sort"}, "rewards": [], "rollout": {}}
     config = load_config(settings(train={"steps": 1, "devices": 16}, cluster={"rank_cpus": 8}, **sft)).config
     check(config)
@@ -112,7 +112,7 @@ def test_without_ray_a_run_is_refused_before_it_has_a_folder(tmp_path):
 
 
 def test_a_folder_that_holds_a_run_is_refused_before_anything_is_reserved(tmp_path):
-    """At an address where no cluster is."""
+    """The address has no cluster."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1}\n')
     ranks = settings(train={"steps": 1, "devices": 2}, cluster="127.0.0.1:9", output=str(tmp_path / "run"))
@@ -134,7 +134,7 @@ def test_a_run_of_ranks_goes_on_with_one_device_without_the_cluster_unless_engin
     assert (written.train.steps, written.train.devices) == (3, 1)
 
 
-# --- what goes along -------------------------------------------------------------------------------------------------
+# --- files that are sent ---------------------------------------------------------------------------------------------
 
 
 def test_the_folder_of_a_reward_goes_along_and_is_found_on_the_node(here, tmp_path, monkeypatch):

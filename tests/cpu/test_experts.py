@@ -1,4 +1,5 @@
-"""Experts by one kernel give what their block gives, bit by bit the same whatever is beside a row, or are called."""
+"""The kernel for experts equals the model's own block, bit by bit the same in any batch, or the block itself is
+called."""
 
 from __future__ import annotations
 
@@ -70,7 +71,8 @@ def sampler_of(model: nn.Module, **options: Any) -> LocalSampler:
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2)])
 def test_experts_by_the_kernel_and_by_the_formula_give_what_the_block_gives(name, dtype, tolerance):
-    """Relative to the largest number; of one row, of some, and of more than are computed together."""
+    """The tolerance is relative to the largest number; for one row, for some, and for more than one chunk of the
+    kernel."""
     torch.manual_seed(0)
     block = block_of(name).to(dtype)
     assert built_as_experts(block)
@@ -83,7 +85,7 @@ def test_experts_by_the_kernel_and_by_the_formula_give_what_the_block_gives(name
 
 
 def test_many_rows_in_bfloat16_are_left_to_the_products_of_the_processor():
-    """And few are not: the kernel rounds once, at the end."""
+    """Few rows are not: the kernel rounds once, at the end."""
     torch.manual_seed(0)
     block = block_of().to(torch.bfloat16)
     for rows, same in ((5 * HALF_ROWS // 2, False), (5 * HALF_ROWS // 2 + 1, True)):
@@ -196,7 +198,7 @@ def test_experts_with_an_adapter_decode_as_they_are_trained(monkeypatch):
 
 
 def test_a_model_whose_experts_compute_something_else_is_not_taken_for_one():
-    """Built alike, but its block gives twice as much."""
+    """It has the same structure, but its block gives twice as much."""
     model = tiny_model(MODEL, head_dim=32)
     for layer in model.model.layers:
         kind = type(layer.mlp)

@@ -1,4 +1,4 @@
-"""Everything computes the same without the kernels of a CPU: they fill one hook, and nobody asks for more."""
+"""All results are the same without the CPU kernels: they plug into one hook, and no other code calls them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from posttrain.models import acceleration
 
 SOURCE = Path(posttrain.__file__).parent
 WIDE = {"hidden_size": 192, "intermediate_size": 512, "num_hidden_layers": 3, "head_dim": 64}
-"""1.2 million parameters: large enough that kernels are chosen for it."""
+"""1.2 million parameters: large enough that the run chooses kernels."""
 
 
 @contextmanager
@@ -59,7 +59,7 @@ def settings(folder: Path, algorithm: str, name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])
 def test_a_run_gives_the_same_numbers_without_the_hook(algorithm, folder):
-    """The same tokens are drawn, and every number agrees but for rounding."""
+    """The run draws the same tokens, and every number agrees to rounding."""
     fast = posttrain.train(settings(folder, algorithm, "fast"))
     with nothing_registered():
         plain = posttrain.train(settings(folder, algorithm, "plain"))
@@ -102,7 +102,7 @@ PRIVATE = {
     "_attn_implementation", "_can_set_attn_implementation", "_can_record_outputs", "_is_expert_parallel",
     "_supports_sdpa", "_supports_attention_backend", "_no_split_modules", "_tied_weights_keys",
 }  # fmt: skip
-"""Names of transformers that begin with an underscore."""
+"""Private names of transformers (with a leading underscore)."""
 
 
 def test_private_names_of_transformers_are_in_one_file():
@@ -117,7 +117,7 @@ def test_private_names_of_transformers_are_in_one_file():
 
 
 def test_no_module_of_a_model_is_patched_in_place():
-    """Another class or another forward pass would meet FSDP2 and torch.compile, which do the same."""
+    """Another class or forward method would conflict with FSDP2 and torch.compile, which replace them, too."""
     patched = [
         f"{path.name}: {target.attr}"
         for folder in ("models", "engines", "cpu", "train", "experience", "evaluate")

@@ -1,4 +1,4 @@
-"""What oneDNN compiles for shapes that do not come again is given up again."""
+"""oneDNN's kernels for shapes that do not recur are freed again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ print((after(range(664, 964)) - first) // 2**20)
 @pytest.mark.slow
 @pytest.mark.skipif(not onednn.available() or sys.platform != "linux", reason="PyTorch without oneDNN")
 def test_memory_does_not_grow_with_the_shapes_of_products():
-    """300 more of them, each with the larger matrices that it multiplies; with all kernels kept it grows by 200 MB."""
+    """300 more shapes, each with its larger matrices; if all kernels were kept, memory would grow by 200 MB."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_CACHE_CAPACITY")}
     told = subprocess.run([sys.executable, "-c", GROWTH], env=environment, capture_output=True, text=True, check=True)
     assert int(told.stdout) < 150

@@ -1,4 +1,4 @@
-"""Compiled kernels compute what their formulas say, bit by bit the same whatever is beside a row, or are not used."""
+"""Compiled kernels compute their formulas, bit by bit the same in any batch, or are not used."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_bfloat16_of_a_float32_weight_and_an_odd_number_of_inputs_are_refused(fo
 @needs_compiler
 @pytest.mark.parametrize("inputs", [64, 1024, 8192])
 def test_a_linear_layer_is_as_exact_as_that_of_pytorch(inputs, found):
-    """Root mean square against float64; a sum of so many numbers in one order, too."""
+    """Root mean square error against float64; one sum over that many numbers in a fixed order is as exact, too."""
     torch.manual_seed(0)
     x, weight = torch.randn(20, inputs), torch.randn(128, inputs)
     exact = x.double() @ weight.T.double()
@@ -194,7 +194,7 @@ def test_a_row_of_a_linear_layer_gets_the_same_bits_in_any_batch_and_with_any_th
 
 
 class Case:
-    """Rows behind prompts, with numbers in every column that there is room for, those that nobody sees included."""
+    """Rows after prompts, with numbers in every column of the cache, also in those that no row attends to."""
 
     def __init__(
         self, *, prompt_n: list[int], lengths: list[int], ages: list[int], K: int, G: int, D: int, dtype: torch.dtype
@@ -247,7 +247,7 @@ def _room(columns: int) -> int:
     seed=st.integers(0, 99),
 )
 def test_rows_attend_as_the_formula_says(rows, lengths, sizes, dtype, masked, seed):
-    """And the new tokens are where the next pass looks for them, with all that was there before as it was."""
+    """The new tokens are at the place where the next pass looks for them, and all earlier ones are unchanged."""
     torch.manual_seed(seed)
     K, G, D = sizes
     prompt_n, ages = [prompt for prompt, _ in rows], [age for _, age in rows]
@@ -287,7 +287,7 @@ def test_a_row_gets_the_same_bits_whatever_is_beside_it_and_however_many_threads
 @pytest.mark.parametrize("dtype", PRECISIONS)
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_what_is_no_number_comes_out_as_none(dtype, number, found):
-    """A run stops at log-probabilities that are not finite, so they must not become finite on the way."""
+    """A run stops at log-probabilities that are not finite, so a kernel must not make them finite."""
     torch.manual_seed(0)
     case = Case(prompt_n=[0, 0], lengths=[20], ages=[1, 4], K=1, G=2, D=32, dtype=dtype)
     case.qkv[1, 0, 7] = number
@@ -360,13 +360,13 @@ def test_rotation_is_in_place_and_leaves_values_alone(dtype, found):
 
 @needs_compiler
 def test_bfloat16_is_rounded_to_as_pytorch_does(found):
-    """All of its numbers by a few factors: the products are exact in float32."""
+    """All bfloat16 numbers times a few factors: the products are exact in float32."""
     bits = torch.arange(-(2**15), 2**15, dtype=torch.int16).view(torch.bfloat16)
     for factor in (1.0, 1.0078125, -0.65234375, 3.984375):
         x = bits.clone().view(-1, 1, 32)
         cos = torch.full_like(x, factor)
         found.rotate_(x, cos, torch.zeros_like(x))
-        swapped = bits.view(-1, 1, 32).float().roll(16, dims=-1) * 0.0  # infinity times 0 is no number
+        swapped = bits.view(-1, 1, 32).float().roll(16, dims=-1) * 0.0  # infinity times 0 is NaN
         expected = (bits.view(-1, 1, 32).float() * factor + swapped).bfloat16()
         assert torch.equal(x.isnan(), expected.isnan())
         assert torch.equal(x[~x.isnan()], expected[~x.isnan()])
@@ -376,7 +376,7 @@ def test_bfloat16_is_rounded_to_as_pytorch_does(found):
 
 
 class Experts:
-    """Weights of some experts, and what rows chose."""
+    """The weights of some experts, and the experts that rows chose."""
 
     def __init__(self, chosen: Tensor, *, X: int, E: int, inner: int, dtype: torch.dtype = torch.float32) -> None:
         self.chosen, self.shares = chosen, torch.randn(chosen.shape)
@@ -426,7 +426,7 @@ def test_experts_are_their_formula_however_rows_are_routed(routes, repeated, one
 @needs_compiler
 @pytest.mark.parametrize("dtype", PRECISIONS)
 def test_a_row_of_experts_gets_the_same_bits_in_any_batch_and_with_any_threads(dtype, found, threads):
-    """Also beside rows that are no numbers; experts that many rows chose and one that few chose."""
+    """This includes batches with NaN rows, experts that many rows chose, and one that few chose."""
     torch.manual_seed(0)
     chosen = torch.stack([torch.arange(150) % 3, torch.arange(150) % 7 + 3], dim=1)
     case = Experts(chosen, X=10, E=80, inner=48, dtype=dtype)
@@ -444,7 +444,7 @@ def test_a_row_of_experts_gets_the_same_bits_in_any_batch_and_with_any_threads(d
 @needs_compiler
 @pytest.mark.parametrize("inputs", [64, 1024, 4096])
 def test_experts_are_as_exact_as_products_of_pytorch(inputs, found):
-    """Root mean square against float64."""
+    """Root mean square error against float64."""
     torch.manual_seed(0)
     case = Experts(torch.zeros(20, 1, dtype=torch.long), X=1, E=inputs, inner=64)
     gate_up, down = (weight[0] for weight in case.weights)
@@ -487,7 +487,7 @@ def test_what_experts_would_misread_is_refused(changed, found):
     seed=st.integers(0, 99),
 )
 def test_tokens_are_those_of_the_operations_of_pytorch(rows, tokens, scale, temperature, dtype, seed):
-    """But where a uniform number is within rounding of the border between two."""
+    """Only a uniform number within rounding of the border between two tokens may give the other one."""
     have = kernels()
     assert have is not None, why_none()
     torch.manual_seed(seed)
@@ -506,7 +506,7 @@ def test_tokens_are_those_of_the_operations_of_pytorch(rows, tokens, scale, temp
 
 @needs_compiler
 def test_tokens_are_drawn_as_often_as_they_are_likely(found):
-    """All pairs of 400 numbers between 0 and 1; a token of probability 0 is never drawn."""
+    """All pairs of 400 equally spaced numbers; a token of probability 0 is never drawn."""
     torch.manual_seed(0)
     logits = torch.randn(600)
     logits[[0, 17, 599]] = -torch.inf
@@ -543,7 +543,7 @@ def test_logits_that_are_no_numbers_give_no_log_probability(dtype, found):
 
 @pytest.fixture
 def short(tmp_path):
-    """A source that is compiled in a moment: what is asked is what becomes of the library."""
+    """A source that compiles quickly: these tests are about the library file."""
     source = tmp_path / "short.cpp"
     source.write_text('extern "C" int one() { return 1; }')
     return source
@@ -552,7 +552,7 @@ def short(tmp_path):
 @needs_compiler
 def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiling, "FLAGS", ("-O0", *compiling.FLAGS[1:]))  # compiled in a quarter of the time
+    monkeypatch.setattr(compiling, "FLAGS", ("-O0", *compiling.FLAGS[1:]))  # compiles in a quarter of the time
     compiler = find_compiler()
     library = compiled(SOURCE, compiler)
     made = library.stat().st_mtime_ns
@@ -560,14 +560,14 @@ def test_a_library_is_compiled_once(tmp_path, monkeypatch):
     assert compiled(SOURCE, compiler) == library
     assert library.stat().st_mtime_ns == made
     left = sorted(file.name for file in library.parent.iterdir())
-    assert left == [library.with_suffix(".sha256").name, library.name], "nothing half made"
+    assert left == [library.with_suffix(".sha256").name, library.name], "no partial files"
     check(Kernels(library))
 
 
 @needs_compiler
 @pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[:9000], lambda whole: whole[:-1] + b"x"])
 def test_a_damaged_library_is_made_anew(damage, short, tmp_path, monkeypatch):
-    """To load one that was cut off is a fault of the bus, which no exception handler sees."""
+    """Loading a truncated library is a bus error, which no exception handler sees."""
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
     library = compiled(short, find_compiler())
     whole = library.read_bytes()
@@ -676,7 +676,7 @@ WRONG = [
     ("std::fill(score + seen_p", "if (0) std::fill(score + seen_p", "attend_rows"),
     ("drawn(running.data(), blocks, uniforms[2 * b])", "drawn(running.data(), blocks, 0.5)", "choose"),
 ]
-"""What a compiler that is wrong about this processor might make of a kernel: once of each."""
+"""Faults that a wrong compiler might put into a kernel, one of each kind."""
 WRONG_TOO = [
     ("given.dk) + (first + i) * given.k_stride", "given.dk) + (first + i) * given.K * D", "attend_segments"),
     ("factors[x] = 1 / softmax", "factors[x] = 1.01f / softmax", "attend_rows"),
@@ -693,7 +693,7 @@ WRONG_TOO = [
 @pytest.mark.parametrize(("right", "wrong", "name"), few([*WRONG, *WRONG_TOO], WRONG[0]))
 def test_kernels_that_compute_something_else_are_not_used(right, wrong, name, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiling, "FLAGS", ("-O0", *compiling.FLAGS[1:]))  # compiled in a quarter of the time
+    monkeypatch.setattr(compiling, "FLAGS", ("-O0", *compiling.FLAGS[1:]))  # compiles in a quarter of the time
     text = SOURCE.read_text(encoding="utf-8")
     assert text.count(right) == 1
     source = tmp_path / "kernels.cpp"

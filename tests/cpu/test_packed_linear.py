@@ -1,4 +1,4 @@
-"""A copy with packed weights computes what the policy computes, holds each weight once, and is proved as strictly."""
+"""A copy with packed weights computes like the policy, holds each weight once, and is proved as strictly."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built
 
 PROMPTS = random_prompts((9, 40, 1, 6))
 MULTIPLIES_ITSELF = "mamba, state space"
-"""Its blocks multiply by the weight of a linear layer without calling the layer."""
+"""A model whose blocks multiply by the weight of a linear layer without calling the layer."""
 DTYPES = [torch.float32, torch.bfloat16]
 
 
@@ -78,7 +78,7 @@ def test_a_packed_layer_is_the_layer_for_any_shape(rows, inputs, outs, bias, dty
 
 
 def test_a_view_with_strides_of_its_own_is_read_as_what_it_is():
-    """The operator alone would read the memory behind it in another order."""
+    """The operator alone would read the memory in another order."""
     linear = nn.Linear(8, 3).requires_grad_(False)
     x = torch.randn(4, 5, 8).transpose(0, 1)
     torch.testing.assert_close(PackedLinear(linear)(x), linear(x))
@@ -111,7 +111,7 @@ def test_a_packed_copy_computes_what_the_policy_computes(name):
 
 @pytest.mark.parametrize("name", ["llama", "qwen2, tied", "mistral, sliding window"])
 def test_a_packed_copy_in_bfloat16_is_as_near_as_a_plain_one(name):
-    """Against float32 the error is that of bfloat16, at most 5 % of the largest logit here; packing adds nothing."""
+    """Against float32 the error is that of bfloat16, here at most 5 % of the largest logit; packing adds nothing."""
     policy = tiny_model(name)
     exact = outputs(policy)
     plain, packed = (outputs(plain_copy(policy, torch.bfloat16, packed=packed)).float() for packed in (False, True))
@@ -132,7 +132,7 @@ def test_adapters_are_merged_into_a_packed_copy(name):
 
 
 def test_no_weight_is_held_twice_but_a_head_that_is_also_the_embedding():
-    """The embedding looks rows up, which needs it dense; every other weight is in one layout only."""
+    """The embedding looks rows up and needs it dense; every other weight has only one layout."""
     twin = plain_copy(tiny_model("qwen2, tied"), None, packed=True)
     linear = [module for module in twin.modules() if isinstance(module, nn.Linear)]
     assert not linear
@@ -184,7 +184,7 @@ def test_a_step_too_small_for_any_probe_is_found_where_it_was_not_delivered():
 
 
 class KeepsAPackedWeightBeside(PackedLinear):
-    """Has the new weight under its name, and multiplies by the one that it was built with."""
+    """Has the new weight under its name, but multiplies by the weight that it was built with."""
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__(linear)
@@ -196,7 +196,8 @@ class KeepsAPackedWeightBeside(PackedLinear):
 
 @pytest.mark.parametrize("by", [1e-2, 0.0])
 def test_a_packed_weight_beside_the_one_that_was_compared_is_found(by):
-    """However small the step was: the plain forward pass and decoding agree with each other, and read neither."""
+    """The size of the step does not matter: the plain pass and decoding agree with each other, but read neither
+    weight."""
     policy = tiny_model()
     sampler = sampler_of(policy)
     sampler.model.lm_head = KeepsAPackedWeightBeside(policy.lm_head)  # type: ignore[assignment]
@@ -206,7 +207,7 @@ def test_a_packed_weight_beside_the_one_that_was_compared_is_found(by):
 
 
 def test_a_packed_head_beside_the_tied_embedding_is_found_when_it_stayed_behind():
-    """Dense, the two are one tensor, and only the probe can tell; packed, the head is compared by itself."""
+    """Dense, the two are one tensor, and only the probe can tell; a packed head is compared separately."""
     policy = tiny_model("qwen2, tied")
     sampler = sampler_of(policy)
     stale = packed_layers(sampler.model)["lm_head"].weight

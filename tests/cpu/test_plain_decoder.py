@@ -1,4 +1,4 @@
-"""A plain decoder gives what its modules give; what is built alike and computes something else is not taken for one."""
+"""A plain decoder equals its modules; a model with the same structure but another computation is not taken for one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _kernels: dict[str, Any] = {}
 
 
 def computing(by: Any) -> Compute:
-    """By these kernels, or without any."""
+    """The settings with these kernels, or without any."""
     if by is None:
         return Compute()
     _kernels[str(id(by))] = by
@@ -84,9 +84,9 @@ def in_groups(model: nn.Module) -> bool:
     seed=st.integers(0, 99),
 )
 def test_rows_that_share_prompts_attend_as_each_would_alone(prompt_n, per_key, keys, extra, seed):
-    """Against softmax(scaling q K + mask) V over the row's prompt and the row's own columns, in float64.
+    """Compared with softmax(scaling q K + mask) V over the row's prompt and the row's own columns, in float64.
 
-    Rows that fill up change nothing.
+    Filler rows of a batch change nothing.
     """
     torch.manual_seed(seed)
     heads = Heads(query=keys * per_key, key=keys, width=4, scaling=0.3)
@@ -146,7 +146,7 @@ def test_groups_and_the_models_own_forward_pass_sample_the_same(name, packed):
     assert in_force.decoder is not None
     found = sampler.generate(prompts, Settings(max_batch_rows=4), group_size=3, seed=3)
     hook = sampler.model.register_forward_pre_hook(lambda *_: None)
-    assert not in_groups(sampler.model), "whoever waits for the model to be called is not passed by"
+    assert not in_groups(sampler.model), "a hook on the model must still be called"
     expected = sampler.generate(prompts, Settings(max_batch_rows=4), group_size=3, seed=3)
     hook.remove()
     for ours, theirs in zip(found, expected, strict=True):
@@ -159,7 +159,7 @@ def test_groups_and_the_models_own_forward_pass_sample_the_same(name, packed):
 
 
 class _Counted:
-    """Kernels that note which of them are called."""
+    """Kernels that record the names of their calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -180,7 +180,7 @@ class _Counted:
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("name", PLAIN)
 def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
-    """Rows that leave and join, groups that are split, sliding windows, experts, tied embeddings."""
+    """Rows that leave and join, split groups, sliding windows, experts, tied embeddings."""
     model, used = tiny_model(name, head_dim=32), _Counted()
     samplers = [sampler_of(model, shared=not packed, packed=packed, compute=computing(k)) for k in (used, None)]
     for sampler in samplers:
@@ -190,7 +190,7 @@ def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
     assert {"attend_rows", "rms_norm", "rotate_", "choose"} <= set(used.calls)
     assert ("silu_gate" in used.calls) == (name != "qwen3-moe, experts") != ("experts" in used.calls)
     assert ("linear" in used.calls) == (not packed)
-    assert len({len(c.ids) for group in found for c in group}) > 3, "the test wants rows of several lengths"
+    assert len({len(c.ids) for group in found for c in group}) > 3, "the test needs rows of several lengths"
     for ours, theirs in zip(found, expected, strict=True):
         assert [c.ids for c in ours] == [c.ids for c in theirs]
         for a, b in zip(ours, theirs, strict=True):
@@ -201,7 +201,7 @@ def test_kernels_and_operations_of_pytorch_sample_the_same(name, packed):
 @pytest.mark.parametrize("name", ["llama", "qwen2, tied", "mistral, sliding window"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_by_kernels_gets_the_same_bits_in_a_batch_of_any_size(name, dtype):
-    """With products of PyTorch the shape of a batch decides in which order they are summed."""
+    """With PyTorch's products, the shape of a batch decides the order of their sums."""
     half = dtype == torch.bfloat16
     if half and not kernels().can_multiply(dtype, 2, 16):  # type: ignore[union-attr]
         pytest.skip("no products of bfloat16 in pairs on this processor, or better ones in tiles")
@@ -216,7 +216,7 @@ def test_a_row_by_kernels_gets_the_same_bits_in_a_batch_of_any_size(name, dtype)
 @pytest.mark.parametrize("name", PLAIN)
 @pytest.mark.parametrize(("shared", "packed"), [(True, False), (False, True)])
 def test_kernels_in_bfloat16_are_no_further_from_the_trainer_than_operations_of_pytorch(name, shared, packed):
-    """Both against the forward pass in float32, the mean over all tokens."""
+    """Both are compared with the forward pass in float32, by the mean over all tokens."""
     model = tiny_model(name, head_dim=32)
     prompts = random_prompts((12, 1, 7))
     tokens = [ids for g in range(3) for ids in [tuple((7 * g + 5 * t) % 61 + 3 for t in range(24))]]
@@ -255,7 +255,7 @@ def test_an_adapter_decodes_by_kernels_as_it_is_trained():
     ids=["narrow heads", "float64", "float16"],
 )
 def test_what_kernels_do_not_know_is_computed_without_them(head_dim, dtype, decoded, calls):
-    """Heads of width 8, of which no sixteen numbers lie together; other precisions."""
+    """Heads of width 8, which have no sixteen adjacent numbers; other precisions."""
     model = tiny_model(head_dim=head_dim).to(dtype)
     used = _Counted()
     found, expected = (
@@ -313,8 +313,8 @@ def test_rows_that_fill_up_change_no_completion(dtype, monkeypatch):
     found, computed = _sampled(sampler, lengths, monkeypatch)
     monkeypatch.setattr(group_rows, "filled_up", lambda rows: rows)
     expected, needed = _sampled(sampler, lengths, monkeypatch)
-    assert set(computed[1:]) < set(map(filled_up, range(1, 34))), "numbers of rows for which kernels are made"
-    assert len(set(needed)) > len(set(computed)), "the test wants rows that leave one by one"
+    assert set(computed[1:]) < set(map(filled_up, range(1, 34))), "row counts for which kernels exist"
+    assert len(set(needed)) > len(set(computed)), "the test needs rows that leave one by one"
     tolerance = 1e-4 if dtype == torch.float32 else 0.2
     same = [ours.ids == theirs.ids for ours, theirs in zip(found, expected, strict=True)]
     assert all(same) if dtype == torch.float32 else sum(same) > len(same) / 2
@@ -325,8 +325,8 @@ def test_rows_that_fill_up_change_no_completion(dtype, monkeypatch):
 def _sampled(
     sampler: LocalSampler, lengths: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[list[Completion], list[int]]:
-    """33 completions of three prompts, and the tokens of every pass, the first one with the prompts in it."""
-    assert in_groups(sampler.model), "found out before passes are counted"
+    """33 completions of three prompts, and the tokens of every pass; the first pass includes the prompts."""
+    assert in_groups(sampler.model), "decided before passes are counted"
     passes: list[int] = []
     own = plain_decoder.PlainDecoder.hidden
 
@@ -349,7 +349,7 @@ def test_products_without_kernels_of_their_own_are_of_the_rows_alone(monkeypatch
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_a_bfloat16_copy_is_decoded_as_the_exact_model_would_be(packed, monkeypatch):
-    """Tried again it could differ from itself by rounding, and another path would draw other tokens."""
+    """A second trial on the copy could differ by rounding, and another path would draw other tokens."""
     same = module._same
     monkeypatch.setattr(module, "_same", lambda a, b: b.dtype == torch.float32 and same(a, b))
     sampler = sampler_of(tiny_model(), shared=False, packed=packed, dtype=torch.bfloat16)
@@ -358,7 +358,7 @@ def test_a_bfloat16_copy_is_decoded_as_the_exact_model_would_be(packed, monkeypa
 
 
 class _Counting(nn.Module):
-    """A norm that puts another buffer in the place of its own whenever it is called."""
+    """A norm that replaces its buffer by another one in every call."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
@@ -384,7 +384,7 @@ def test_a_buffer_that_is_replaced_in_decoding_can_be_written_and_trained_with()
 
 
 class _ClampedMLP(nn.Module):
-    """A gated MLP whose inner numbers are limited: on the numbers of a short text nothing shows."""
+    """A gated MLP whose inner numbers are clamped: a short text shows no difference."""
 
     def __init__(self, mlp: Any, limit: float = 5) -> None:
         super().__init__()
@@ -424,7 +424,7 @@ def _scale_late_queries(model: Any) -> None:
 
 @pytest.mark.parametrize("change", [_cap_logits, _limit_mlp, _scale_late_queries])
 def test_what_shows_only_at_large_numbers_or_late_positions_is_seen(change: Callable[[Any], None]):
-    """All of them are built like a plain decoder and give its logits on a few ordinary tokens."""
+    """All of them have the structure of a plain decoder and give its logits on a few ordinary tokens."""
     model = tiny_model()
     change(model)
     plain_decoder.PlainDecoder(model)
@@ -443,7 +443,7 @@ def test_what_shows_only_at_large_numbers_or_late_positions_is_seen(change: Call
     ids=["a layer without rotation", "in half precision", "pairs rotated", "less is added", "more is added to"],
 )
 def test_what_small_weights_hide_is_seen(config, dtype):
-    """With the weights of a new model scores are near 0, and attention is the same however queries are rotated."""
+    """With the weights of a new model scores are near 0, and the rotation of the queries has no effect on attention."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).eval().to(dtype)
     plain_decoder.PlainDecoder(model)
@@ -451,7 +451,7 @@ def test_what_small_weights_hide_is_seen(config, dtype):
 
 
 def test_layers_that_add_nothing_yet_are_plain():
-    """As those are that were put between others to be trained (LLaMA Pro, arXiv:2401.02415)."""
+    """Such layers are inserted between others to be trained (LLaMA Pro, arXiv:2401.02415)."""
     model: Any = tiny_model()
     with torch.no_grad():
         model.model.layers[1].self_attn.o_proj.weight.zero_()
@@ -507,7 +507,7 @@ def test_joined_layers_give_what_they_give_one_by_one(kind, bias):
 @catalogue("bias", [False, True])
 @catalogue("packed", [False, True])
 def test_layers_of_whole_registers_are_multiplied_by_a_kernel(outputs, dtype, bias, packed):
-    """Packed float32 weights are oneDNN's; the kernel for bfloat16 is not on every processor."""
+    """oneDNN computes packed float32 weights; not every processor has the kernel for bfloat16."""
     layers = [nn.Linear(6, n, bias=bias, dtype=dtype).requires_grad_(False) for n in outputs]
     used, x = _Counted(), torch.randn(3, 5, 6).to(dtype)
     given = [PackedLinear(layer) for layer in layers] if packed else layers
@@ -534,7 +534,7 @@ def test_layers_that_are_too_large_together_are_multiplied_one_by_one(monkeypatc
     used, x = _Counted(), torch.randn(5, 6)
     found = joint_linear.joint_linear(layers, used)(x)  # type: ignore[arg-type]
     torch.testing.assert_close(found, torch.cat([layer(x) for layer in layers], dim=-1))
-    assert used.calls == ["linear", "linear"], "and the largest by PyTorch"
+    assert used.calls == ["linear", "linear"], "PyTorch multiplies by the largest one"
 
 
 @pytest.mark.parametrize(
@@ -548,14 +548,14 @@ def test_layers_that_are_too_large_together_are_multiplied_one_by_one(monkeypatc
     ids=["plain", "another kind", "adapters", "adapters that are more than a product"],
 )
 def test_models_are_told_apart_of_which_kernels_multiply_by_the_weights(model, does, monkeypatch):
-    """What is measured before a run is what the sampler then does."""
+    """The measurement before a run uses the same methods as the sampler."""
     assert multiplies_by_kernels(model()) == does
     monkeypatch.setattr("posttrain.cpu.choice.COPIED_WEIGHTS", 100)
     assert not multiplies_by_kernels(model())
 
 
 def _adapted(changed: str = "") -> list[Any]:
-    """Two layers that read the same input, with adapters of rank 3, of which something is `changed`."""
+    """Two layers with the same input, with adapters of rank 3 and one difference, `changed`."""
     model = nn.ModuleDict({"q": nn.Linear(6, 32), "k": nn.Linear(6, 16)})
     settings = {"use_dora": True} if changed == "DoRA" else {"lora_bias": True} if changed == "bias" else {}
     config = LoraConfig(r=3, target_modules=["q", "k"], init_lora_weights=False, lora_dropout=0.5, **settings)
@@ -591,7 +591,7 @@ def test_adapters_are_merged_into_one_product(changed):
         torch.equal(tensor, old[name])
         for layer, old in zip(layers, before, strict=True)
         for name, tensor in layer.state_dict().items()
-    ), "the policy itself stays as it is trained"
+    ), "the policy itself does not change"
 
 
 @needs_kernels
@@ -607,7 +607,7 @@ def test_adapters_that_are_more_than_a_product_are_called(changed):
 
 
 def test_adapters_of_half_precision_are_not_merged():
-    """What a small adapter adds would be lost in the rounding of the weight; in float64 nothing is."""
+    """Rounding the weight would lose the small changes of an adapter; float64 loses nothing."""
     assert all(map(joint_linear.merges_adapters, _adapted("float64")))
     layers = _adapted()
     layers[0].base_layer.to(torch.bfloat16)
@@ -638,7 +638,7 @@ def test_layers_that_are_more_than_a_small_product_are_called(changed, compiled,
 @pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
 @pytest.mark.parametrize("packed", [False, True])
 def test_joined_weights_that_are_kept_for_another_version_are_found(packed, monkeypatch):
-    """However small the step was: decoding no longer reads the layers that were compared."""
+    """The size of the step does not matter: decoding no longer reads the layers that were compared."""
     kept: dict[tuple[int, ...], Callable[[Tensor], Tensor]] = {}
     fresh = joint_linear.joint_linear
 

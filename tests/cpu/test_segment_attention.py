@@ -1,4 +1,4 @@
-"""Attention of packed segments by a kernel is the attention of each row by itself, forward and backward."""
+"""Attention of packed segments by a kernel equals the attention of each row alone, forward and backward."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FORWARD, BACKWARD = "attend_segments", "attend_segments_backward"
 
 
 class _Counted:
-    """The kernels of this machine, with a note of what was asked of them."""
+    """The kernels of this machine, with a record of their calls."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []
@@ -46,14 +46,15 @@ def tokens_of(rows: list[list[int]]) -> Tokens:
 
 
 def drawn(segments: tuple[Segment, ...], heads: tuple[int, int], widths: tuple[int, int]) -> list[Tensor]:
-    """Queries, keys, values and the gradient of the output, in float64."""
+    """Random queries, keys, values and output gradients, in float64."""
     length, noise = sum(s.length for s in segments), torch.Generator().manual_seed(0)
     shapes = [(heads[0], widths[0]), (heads[1], widths[0]), (heads[1], widths[1]), (heads[0], widths[1])]
     return [torch.randn(length, *shape, generator=noise, dtype=torch.float64) for shape in shapes]
 
 
 def by_formula(segments: tuple[Segment, ...], tensors: list[Tensor], scaling: float) -> list[Tensor]:
-    """The output and the three gradients, one segment after the other: `softmax(q k^T) v` of what it sees."""
+    """The output and the three gradients, one segment after the other: `softmax(q k^T) v` of the tokens that it
+    sees."""
     query, key, value = (x.clone().requires_grad_() for x in tensors[:3])
     groups, outputs = query.shape[1] // key.shape[1], []
     for start, length, prefix_start, prefix in segments:
@@ -86,7 +87,7 @@ def assert_near(actual: list[Tensor] | None, expected: list[Tensor], tolerance: 
 
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
-"""Of the largest number, or of 1, the size of what is drawn. In bfloat16 the inputs are rounded, and the output is."""
+"""Tolerances relative to the largest number, or to 1, the scale of the inputs. bfloat16 rounds inputs and outputs."""
 rows_that_begin_alike = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 70), st.integers(1, 90)), min_size=1, max_size=7
 )
@@ -100,7 +101,7 @@ rows_that_begin_alike = st.lists(
     st.sampled_from(list(TOLERANCE)),
 )
 def test_outputs_and_gradients_are_those_of_each_row(rows, heads, widths, dtype):
-    """Rows of three prompts or parts of them, as packing cuts them; grouped heads; values of another width."""
+    """Rows of three prompts or parts of them, as packing splits them; grouped heads; values of another width."""
     ids = [[100 * prompt + t for t in range(common)] + [1000 + n] * own for n, (prompt, common, own) in enumerate(rows)]
     segments = pack_whole(tokens_of(ids)).segments
     tensors = [x.to(dtype).double() for x in drawn(segments, heads, widths)]
@@ -112,7 +113,7 @@ def test_outputs_and_gradients_are_those_of_each_row(rows, heads, widths, dtype)
 
 
 def test_large_scores_do_not_overflow():
-    """All weight is on one key then, and the others have none."""
+    """One key then has all the weight, and the others have none."""
     segments = (Segment(0, 50), Segment(50, 30, 0, 20))
     tensors = drawn(segments, (2, 2), (16, 16))
     tensors[0] *= 100
@@ -122,7 +123,7 @@ def test_large_scores_do_not_overflow():
 
 @pytest.mark.parametrize("common", [0.0, 30.0, 300.0])
 def test_gradients_are_as_exact_as_the_formula_where_all_scores_are_large(common):
-    """As biases of keys make them: the logarithm of their sum is rounded by as much as they are large."""
+    """Key biases can cause such scores: the rounding error of the log-sum grows with their size."""
     segments = (Segment(0, 256),)
     tensors = drawn(segments, (2, 2), (64, 64))
     tensors[0][..., 0] += common**0.5
@@ -198,7 +199,7 @@ def test_rows_that_are_too_long_and_threads_without_work_are_left_to_others(monk
 _SIZES = {"vocab_size": 61, "hidden_size": 64, "intermediate_size": 48, "num_hidden_layers": 2}
 _SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "head_dim": 16}
 _EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
-_EXPERTS |= {"experts_implementation": "eager"}  # the grouped kernel knows no float64
+_EXPERTS |= {"experts_implementation": "eager"}  # the grouped kernel does not support float64
 _MODELS: dict[str, tuple[Callable[[], hf.PreTrainedConfig], int]] = {
     "dense": (lambda: hf.LlamaConfig(**_SIZES), 2),
     "tied embeddings": (lambda: hf.Qwen3Config(**_SIZES, tie_word_embeddings=True), 2),
@@ -210,11 +211,11 @@ _MODELS: dict[str, tuple[Callable[[], hf.PreTrainedConfig], int]] = {
         1,
     ),
 }
-"""Configurations, and in how many of two layers attention is nothing but causal."""
+"""Configurations, with the number of layers, of two, whose attention is purely causal."""
 
 
 def trained(model: nn.Module, compute: Compute, dtype: torch.dtype) -> list[Tensor]:
-    """Log-probabilities of a group of four and a pair of other rows, and the gradients of all that is trained."""
+    """Log-probabilities of a group of four and a pair of other rows, and the gradients of all trained parameters."""
     prompt = list(range(3, 25))
     rows = [[*prompt, *[30 + n] * (5 + 3 * n)] for n in range(4)] + [[*range(40, 50)], [7] * 13]
     tokens = tokens_of(rows)
@@ -230,7 +231,7 @@ def trained(model: nn.Module, compute: Compute, dtype: torch.dtype) -> list[Tens
 @pytest.mark.parametrize("lora", [False, True], ids=["all weights", "LoRA"])
 @pytest.mark.parametrize("name", _MODELS)
 def test_a_model_computes_what_it_computes_without_kernels(name, lora, dtype, monkeypatch):
-    """Against PyTorch in float64, float32 within 1e-5; in bfloat16 no further off than PyTorch's own attention."""
+    """Float32 is within 1e-5 of PyTorch in float64; bfloat16 has no larger error than PyTorch's own attention."""
     config, layers = _MODELS[name]
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config(), dtype=torch.float32)

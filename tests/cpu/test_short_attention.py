@@ -1,4 +1,4 @@
-"""Attention by matrix products gives what PyTorch's kernel gives, and stands aside where it would not."""
+"""Attention by matrix products equals PyTorch's kernel, and is not used if it would differ."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ CASES = {
     "one query": (2, 4, 2, 1, 6, 8),
     "values of another width, as in latent attention": (3, 4, 2, 5, 12, 6),
 }
-"""Rows, heads of queries and of keys, queries, keys, width of values."""
+"""Rows, query heads, key heads, queries, keys, width of values."""
 
 
 def draw(case: str, dtype: torch.dtype) -> tuple[list[Tensor], Tensor | None, nn.Module]:
-    """Query, key, value, gradient; the mask of queries that stand last; the module that attends."""
+    """Query, key, value and output gradient; the mask for queries at the end; the module that attends."""
     rows, heads, kv_heads, queries, keys, values = CASES[case]
     noise = torch.Generator().manual_seed(0)
     shapes = [(heads, queries, 8), (kv_heads, keys, 8), (kv_heads, keys, values), (queries, heads, values)]
@@ -42,7 +42,7 @@ def outputs_and_gradients(attend, tensors: list[Tensor]) -> list[Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_outputs_and_gradients_are_those_of_the_fused_kernel(case):
-    """float64, in which it is never taken by itself."""
+    """The test uses float64, for which it is never chosen automatically."""
     tensors, mask, module = draw(case, torch.float64)
     queries, keys = CASES[case][3:5]
     seen_TS = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
@@ -55,7 +55,7 @@ def test_outputs_and_gradients_are_those_of_the_fused_kernel(case):
 
 @pytest.mark.parametrize("numbers", [1, 2 * 4 * 9 * 9, 2**30])
 def test_rows_one_by_one_in_slabs_and_all_at_once_are_the_same(monkeypatch, numbers):
-    """Three rows: the second case has a slab of two and one of one."""
+    """Three rows: the second case has a slab of two rows and one of one row."""
     tensors, _, _ = draw("grouped heads", torch.float64)
     seen_TS = torch.ones(9, 9, dtype=torch.bool).tril()
     attend = lambda q, k, v: _ShortAttention.apply(q, k, v, seen_TS, 8**-0.5).transpose(1, 2)  # noqa: E731

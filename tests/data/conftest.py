@@ -17,12 +17,12 @@ APPENDING = (
     "{{ bos_token }}{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}{{ eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}a:{% endif %}"
 )
-"""A template in the usual manner: u:hello<eos>a:hi<eos>, BOS in front."""
+"""A template of the usual kind: u:hello<eos>a:hi<eos>, with BOS at the start."""
 
 
 @pytest.fixture
 def tokenizer() -> PreTrainedTokenizerFast:
-    """Every printable character is a token; BOS goes in front of plain text."""
+    """A tokenizer in which every printable character is a token; it puts BOS before plain text."""
     return build_tokenizer(string.printable)
 
 

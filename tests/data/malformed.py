@@ -1,6 +1,6 @@
-"""Rows that can be read but not used, one of each kind, and the reason that a run must give.
+"""Rows that can be read but not used, one of each kind, with the reason that a run must give.
 
-The table behind test_malformed.py and a section of docs/bad-inputs.md.
+test_malformed.py and a section of docs/bad-inputs.md use this table.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ GOOD: Mapping[str, Mapping[str, Any]] = {
     "ratings": {"prompt": "ab", "completion": "ba", "score": 1.5},
     "steps": {"prompt": "ab", "completions": ["b", "a"], "labels": [True, False]},
 }
-"""A row of each layout that the bad ones are made of."""
+"""A valid row of each layout; the bad rows are made from these."""
 KINDS = {"conversations": "examples", "ShareGPT": "examples", "Alpaca": "examples", "text": "examples"}
-"""Of a layout that is no kind: the kind of data that it is."""
+"""The kind of data of each layout whose name is not itself a kind."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Malformed:
-    """A good row with other values in some columns; None stands for null."""
+    """A valid row with other values in some columns; None stands for null."""
 
     name: str
     layout: str

@@ -1,4 +1,4 @@
-"""Rows, files and real tokenizers that the tests of the data share."""
+"""Rows, files and real tokenizers that the data tests share."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SHARED = Path(__file__).parents[3] / "shared" / "data"
 
 @functools.cache
 def real_tokenizer(name: str) -> Any:
-    """One of the shared tokenizers, for example tokenizers/qwen2.5; skips where there is none."""
+    """One of the shared tokenizers, for example tokenizers/qwen2.5; the test is skipped if it is missing."""
     if not (SHARED / name).exists():
         pytest.skip(f"../shared/data/{name} is not here")
     return AutoTokenizer.from_pretrained(SHARED / name)

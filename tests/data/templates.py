@@ -1,4 +1,4 @@
-"""Small chat templates in the manners that there are, and what each writes: u:hello<eos>a:hi<eos>."""
+"""Small chat templates of all usual kinds, and the text that each writes: u:hello<eos>a:hi<eos>."""
 
 PROMPT = "{% if add_generation_prompt %}a:{% endif %}"
 NO_PROMPT = "{{ bos_token }}{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}{{ eos_token }}{% endfor %}"
@@ -16,17 +16,18 @@ TAKES_REASONING_OUT = """\
 {%- endif %}{{ eos_token }}{% endfor %}
 {%- if add_generation_prompt %}a:
 {%- if enable_thinking is false %}{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"""
-"""Reasoning stays behind the last question only, as in Qwen3; an answer without any gets an empty one at the end."""
+"""Only reasoning after the last question is kept, as in Qwen3; an answer without reasoning gets an empty one at the
+end."""
 COUNTS = "{{ messages | length }} turns. " + APPENDS
-"""What stands in front changes with every turn."""
+"""The text at the start changes with every turn."""
 TAGS = (
     "{{ messages | length }} turns. {% for m in messages %}{{ m['role'][0] }}:{% if m['role'] == 'assistant' %}"
     "{% generation %}{{ m['content'][::-1] }}{% endgeneration %}{% else %}{{ m['content'] }}{% endif %}{{ eos_token }}"
     "{% endfor %}" + PROMPT
 )
-"""Answers are changed (written backwards), and marked by the template itself; their EOS is not."""
+"""The template writes answers backwards and marks them itself, but not their EOS."""
 FORGETS = APPENDS.replace("m['content']", "m['content'] if loop.last else '...'")
-"""Earlier answers are gone: nothing can be told."""
+"""Earlier answers are missing, so the tokens to train cannot be found."""
 NO_EOS = "{% for m in messages %}{{ m['role'][0] }}:{{ m['content'] }}\n{% endfor %}" + PROMPT
 ALTERNATES = (
     "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"

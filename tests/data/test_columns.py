@@ -1,4 +1,4 @@
-"""Data that calls its columns otherwise is recognised where that is certain, and mapped where the user says how."""
+"""Other column names are recognised if they are unambiguous, and mapped if the user says how."""
 
 from __future__ import annotations
 

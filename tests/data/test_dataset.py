@@ -1,4 +1,4 @@
-"""Every kind of given data is read the same way: numbers of records in, one batch out, whichever order they come in."""
+"""All kinds of given data are read in the same way: record numbers in, one batch out, in any order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Too many rows left out: what is said about them, and the cure for each fault."""
+"""Too many dropped rows: the message, and the remedy for each fault."""
 
 import pytest
 

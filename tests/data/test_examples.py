@@ -33,7 +33,7 @@ def render(rows, renderer: Renderer, *, max_length: int = 1000, max_dropped: flo
 
 
 def marked(example: Example, tokenizer) -> str:
-    """The tokens, trained ones in brackets: a b [c] [<eos>]"""
+    """The tokens as text, with trained ones in brackets: a b [c] [<eos>]"""
     tokens = tokenizer.convert_ids_to_tokens(example.input_ids)
     return "".join(f"[{t}]" if trained else t for t, trained in zip(tokens, example.completion_mask, strict=True))
 

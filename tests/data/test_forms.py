@@ -1,4 +1,4 @@
-"""Whatever the layout, the same values come out; the table says which columns are read as what."""
+"""Every layout gives the same values; the table says how each column is read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
 
 
 def inspect_kind(row) -> str:
-    """What `data check` takes such data for."""
+    """The kind that `data check` assigns to such data."""
     return next(kind for kind in LOOKS if fits(rows_of(row), kind))
 
 
@@ -190,7 +190,7 @@ def test_a_response_is_judged_like_a_completion_and_no_example_is_made_of_it(kin
     assert inspect_kind(row) == kind
 
 
-# --- what fits no form -----------------------------------------------------------------------------------------------
+# --- rows that fit no form -------------------------------------------------------------------------------------------
 
 
 @catalogue(

@@ -1,4 +1,4 @@
-"""Data that looks like one thing and is taken for another: `data check` says what it looks like and what is missing."""
+"""Data that resembles one kind but is read as another: `data check` says which kind, and what is missing."""
 
 import pytest
 from tests.data.samples import jsonl
@@ -9,7 +9,7 @@ ASK, ANSWER = [{"role": "user", "content": "a?"}], [{"role": "assistant", "conte
 
 
 def check(write, *rows):
-    """The use, and what is worth a look, in one text."""
+    """The use and the hints of the report, in one text."""
     report = inspect_data(str(write("rows.jsonl", jsonl(*rows))))
     found = " ".join(f"{finding.message} {finding.fix}" for finding in report.findings)
     assert report.uses, report.problems

@@ -1,5 +1,5 @@
-"""Rows and templates made to hurt: whatever is in them, a row is used or named, in bounded time and memory, or an error
-says which file and line is wrong. The same in every form that is read, for every kind of data, in data check and train.
+"""Rows and templates designed to do harm: each row is used or named, in bounded time and memory, or an error names the
+file and line at fault. This holds for every file form and every kind of data, in `data check` and in training.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ VALUES: Mapping[str, str] = {
     "a role of lists": '[{"role": ["user"], "content": "ab"}]',
     "a content of objects": '[{"role": "user", "content": {"a": []}}]',
 }
-"""JSON of one value."""
+"""A single value as JSON."""
 LARGE = {name for name, text in VALUES.items() if len(text) > 50_000}
 
 
 def row_text(layout: str, column: str, value: str) -> str:
-    """A good row of the layout as JSON, with another value in a column."""
+    """A valid row of the layout as JSON, with another value in a column."""
     row = dict(GOOD[layout])
     marked = json.dumps({**row, column: "@@"})
     return marked.replace('"@@"', value)
@@ -73,7 +73,7 @@ def lines(rows: list[str]) -> bytes:
 
 
 def as_csv(rows: list[str]) -> bytes:
-    """Of values that JSON can read; the others as the text that they are."""
+    """The rows as CSV; values that are not valid JSON are written as they are."""
     text = io.StringIO()
     found = [_loaded(row) for row in rows]
     writer = csv.DictWriter(text, list(dict.fromkeys(name for row in found for name in row)))
@@ -97,7 +97,7 @@ def _loaded(row: str) -> dict[str, Any]:
 
 
 def _flat(value: Any) -> str:
-    """As text: a column of a Parquet file has one type."""
+    """The value as text, because a column of a Parquet file has one type."""
     text = value if isinstance(value, str) else repr(value)
     return text.encode(errors="replace").decode()
 
@@ -112,7 +112,7 @@ FORMS: Mapping[str, Callable[[list[str]], bytes]] = {
 
 
 def looked_at(path: Path, layout: str, tokenizer: Any) -> None:
-    """`data check` says something that can be shown and stored, or raises an error that names the file."""
+    """Check that `data check` gives a report that can be shown and stored, or raises an error that names the file."""
     started = time.process_time()
     try:
         report = inspect_data(str(path), tokenizer=tokenizer, max_length=256, kind=KINDS.get(layout, layout))  # type: ignore[arg-type]

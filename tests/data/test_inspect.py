@@ -291,7 +291,7 @@ def test_real_files_are_recognised(name, kinds):
     report = inspect_data(path, tokenizer=real_tokenizer("tokenizers/smollm2"), config=config)
     assert [report.uses[0].kind, *report.also] == kinds
     for kind in report.also:
-        assert inspect_data(path, config=config, kind=kind).uses, f"--as {kind} is what it says"
+        assert inspect_data(path, config=config, kind=kind).uses, f"--as {kind} is accepted"
     dropped = [dropped.reason for dropped in report.uses[0].dropped]
     assert report.uses[0].usable == 40 - len(dropped)
     assert set(dropped) <= {"the chat template leaves out tool calls"}

@@ -1,4 +1,4 @@
-"""One bad row among ten thousand is named by file and line, and nothing else is lost."""
+"""One bad row among ten thousand is named by file and line, and no other row is lost."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ SETS = {"examples": render_examples, "pairs": render_pairs, "labels": render_lab
 
 @pytest.fixture
 def renderer(tokenizer) -> Renderer:
-    """Plain text stays plain text; conversations are written with their calls."""
+    """A renderer that leaves plain text unchanged and writes conversations with their calls."""
     tokenizer.chat_template = templates.CALLS
     return Renderer(tokenizer=tokenizer, chat=False)
 
 
 def read(rows: list[Row], kind: str, renderer: Renderer) -> tuple[list[int], list[Dropped]]:
-    """The numbers of the rows that can be used, and the others."""
+    """The numbers of the usable rows, and the dropped rows."""
     if kind == "prompts":
         config = DataConfig(train="rows.jsonl", max_dropped=1.0)
         found = render_prompts(rows, config, renderer, max_prompt_length=LIMIT, what="data")

@@ -1,4 +1,4 @@
-"""Under any chat template the answers and their ends are trained and nothing else, or it is said why that cannot be."""
+"""With any chat template, only the answers and their ends are trained, or an error says why that is impossible."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def way(template: str, tokenizer, messages=TWO, trained=(1, 3)) -> str:
     return find_answers(talk, "here")[1]
 
 
-# --- the ways --------------------------------------------------------------------------------------------------------
+# --- the methods -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,13 @@ turns = st.lists(st.tuples(lower.filter(str.strip), upper.filter(str.strip)), mi
     ]
 )
 talks = st.builds(lambda talk, begun: talk[1:] if begun else talk, turns, st.booleans())
-"""Half of them begin with the assistant."""
+"""Conversations, half of which begin with the assistant."""
 
 
 @HEAR
 @given(talks, st.sampled_from(["APPENDS", "TRIMS", "COUNTS", "TAKES_REASONING_OUT", "TAGS"]))
 def test_no_token_of_a_prompt_is_trained_and_every_token_of_an_answer_is(tokenizer, talk, template):
-    """Questions are in small letters, answers in capitals."""
+    """Questions are in lower case, answers in capitals."""
     found = trained_text(talk, under(getattr(templates, template), tokenizer))
     said = [message["content"] for message in talk if message["role"] == "assistant"]
     said = [text.strip() if template == "TRIMS" else text[::-1] if template == "TAGS" else text for text in said]

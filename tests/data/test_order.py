@@ -1,4 +1,4 @@
-"""The rows of a step are a pure function of seed and step, and every epoch has every row once."""
+"""Seed and step alone decide the rows of a step, and every epoch has every row once."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_stratified_epochs_have_every_row_once(seed, kinds, per_step, epochs):
 
 @given(seed=seeds, kinds=labels, per_step=st.integers(1, 25))
 def test_a_step_holds_each_kind_in_its_share(seed, kinds, per_step):
-    """A kind of n rows has one in each n-th of an epoch. So any part of it holds a share of them up to one row, and is
-    as long as the sum of them, up to one row of each kind."""
+    """A kind of n rows has one row in each n-th of an epoch. Any part of the epoch therefore has the kind's share to
+    within one row, and the part's length is the sum of the shares to within one row per kind."""
     size, strata = len(kinds), Strata.by(kinds)
     for step in range(1, size // per_step + 1):
         rows = rows_for_step(seed, step, per_step, size, strata)
@@ -85,7 +85,7 @@ def test_two_kinds_of_equal_number_are_halves_of_each_step():
 
 
 def test_rows_of_a_kind_are_shuffled_and_a_kind_of_one_row_stands_anywhere():
-    """4000 seeds, 8 rows of one kind and one of another. Each of the 8 comes first 500 times. The other one stands
+    """4000 seeds, 8 rows of one kind and one of another. Each of the 8 comes first 500 times. The other row comes
     between two of them in 7 of 8 cases, so 500 times at each of 7 places, and 250 times at either end. The standard
     deviation of 500 is 21."""
     strata = Strata.by(["a"] * 8 + ["b"])

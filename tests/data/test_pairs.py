@@ -1,4 +1,4 @@
-"""Preference rows: two answers to one prompt, rendered as any answer is; what cannot be compared is counted."""
+"""Preference rows: two answers to one prompt, rendered like any answer; pairs that cannot be compared are counted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_every_form_of_chat_is_rendered_alike(row, chat_renderer):
 
 
 def test_what_a_template_writes_behind_the_eos_is_left_out(chat_renderer):
-    """The score is read at the last token: at the EOS, with which a sampled answer ends, too."""
+    """The score is read at the last token, which must be the EOS, as in a sampled answer."""
     chat_renderer.tokenizer.chat_template = chat_renderer.tokenizer.chat_template.replace(
         "{{ eos_token }}", "{{ eos_token }}|"
     )
@@ -147,7 +147,8 @@ def test_answers_that_differ_behind_an_eos_in_their_text_are_no_equal_ones(token
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_with_several_eos_and_a_pad_token_that_is_one_every_answer_keeps_its_end(tokenizer, chat):
-    """A template ends turns with an EOS that is not the tokenizer's own; padding is told by place, not by id."""
+    """A template ends turns with an EOS that is not the tokenizer's own; padding is recognised by position, not by
+    id."""
     tokenizer.add_special_tokens({"additional_special_tokens": ["<end>"]})
     tokenizer.chat_template = templates.APPENDS.replace("{{ eos_token }}", "<end>")
     tokenizer.pad_token = tokenizer.eos_token

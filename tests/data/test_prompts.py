@@ -1,4 +1,4 @@
-"""A row becomes the ids that sampler and trainer use: the right columns, one BOS, no EOS, nothing lost in silence."""
+"""A row becomes the ids that sampler and trainer use: the right columns, one BOS, no EOS, nothing lost silently."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def texts(found: PromptSet) -> list[str]:
     return [prompt.text for prompt in found.prompts]
 
 
-# --- which column --------------------------------------------------------------------------------------------------
+# --- the column of the prompt --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["prompt", "question", "problem", "instruction"])
@@ -84,7 +84,7 @@ def test_a_missing_column_lists_those_there_are(renderer, settings, message):
         render(rows_of({"text": "a", "Label": 1}), renderer, **settings)
 
 
-# --- what the model reads ------------------------------------------------------------------------------------------
+# --- the text that the model reads ---------------------------------------------------------------------------------
 
 
 def test_plain_text_gets_one_bos_and_no_eos(renderer, tokenizer):
@@ -150,7 +150,7 @@ def test_a_real_tokenizer_that_writes_bos_writes_one():
     assert tokenizer.eos_token_id not in prompt.ids
 
 
-# --- what is dropped -----------------------------------------------------------------------------------------------
+# --- dropped rows --------------------------------------------------------------------------------------------------
 
 
 def test_unusable_rows_are_counted_with_reason_and_place(renderer):
@@ -218,7 +218,7 @@ def test_prompts_in_both_parts_are_counted_word_for_word(renderer):
 
 def test_every_prompt_knows_the_columns_that_any_has(renderer):
     found = render(rows_of({"prompt": "a", "id": 1}, {"prompt": "b", "tag": "x"}), renderer)
-    assert [dict(prompt.columns) for prompt in found.prompts] == [{"id": 1}, {"tag": "x"}], "a row keeps what it has"
+    assert [dict(prompt.columns) for prompt in found.prompts] == [{"id": 1}, {"tag": "x"}], "a row keeps its columns"
     assert {prompt.columns_of_data for prompt in found.prompts} == {("id", "tag")}
     parts = with_all_columns(found, render(rows_of({"prompt": "c", "more": 2}), renderer))
     assert {prompt.columns_of_data for part in parts for prompt in part.prompts} == {("id", "tag", "more")}

@@ -1,4 +1,4 @@
-"""Rated answers and labelled steps: which tokens are read, what is cut, what is dropped and why."""
+"""Rated answers and labelled steps: the tokens that are read, cut rows, dropped rows and the reasons."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_step_that_the_context_cuts_is_unlabelled_and_counted(renderer):
 
 
 def test_a_step_whose_label_is_null_is_read_and_not_learned_from(renderer):
-    """As neutral steps are: the ones behind it still see it."""
+    """It is treated as a neutral step: later steps still see it."""
     labels = {"prompt": "a", "completions": ["b", "c", "d"], "labels": [True, None, False]}
     (row,) = (found := steps(renderer, labels)).rows
     assert row.labels == (1.0, 0.0)
@@ -154,7 +154,7 @@ def test_steps_that_cannot_be_used_are_dropped_by_name(renderer, row, reason):
 
 
 def test_a_separator_without_a_token_is_refused(renderer):
-    """As of a tokenizer that strips what it reads."""
+    """The tokenizer of this test strips its input."""
     renderer.tokenizer.backend_tokenizer.normalizer = normalizers.Strip()
     with pytest.raises(ConfigError, match=r"separator = '\\n', for which this tokenizer has no token"):
         render_solution("a", ["b"], renderer, "\n")

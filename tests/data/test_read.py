@@ -1,4 +1,4 @@
-"""Every form of file gives the same rows, each row knows its place, and what is broken is named by file and line."""
+"""Every file form gives the same rows, each row knows its place, and errors name the file and line."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ def test_a_broken_array_is_named_where_the_whole_text_would_name_it(write, monke
         read_rows(str(write("broken.json", text)))
 
 
-# --- what a source is, before it is read ------------------------------------------------------------------------------
+# --- a source before it is read ---------------------------------------------------------------------------------------
 
 
 def test_the_key_of_a_source_changes_with_every_byte_and_with_what_is_read_of_it(write):

@@ -1,4 +1,4 @@
-"""Special tokens in the text of rows are counted and named: a tokenizer reads them as what they are."""
+"""Special tokens in the text of rows are counted and named, because a tokenizer reads them as special."""
 
 from __future__ import annotations
 

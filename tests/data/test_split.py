@@ -76,13 +76,13 @@ def test_more_parts_than_rows_are_refused(write):
 
 
 def test_of_prompts_beside_sampled_pairs_only_prompts_are_held_out_streamed_or_not(write, tmp_path, monkeypatch):
-    """The same ones in every round, whatever the earlier rounds have added."""
+    """Every round holds out the same prompts, whatever the earlier rounds have added."""
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
     prompts = str(write("prompts.jsonl", jsonl(*[{"prompt": str(n)} for n in range(50)])))
     pair = {"chosen": "a", "rejected": "b", "prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}
     earlier = str(write("pairs.jsonl", jsonl(*[{"prompt": str(n), **pair} for n in range(50, 120)])))
     first = read_split(DataConfig(train=prompts, eval_fraction=0.2), seed=0)
-    for streaming in (False, True, True):  # the second time from what was counted
+    for streaming in (False, True, True):  # the second time from the stored counts
         config = DataConfig(train=[prompts, earlier], eval_fraction=0.2, streaming=streaming)
         train, heldout = read_split(config, seed=0)
         assert [row.values for row in heldout] == [row.values for row in first.heldout], streaming

@@ -1,4 +1,5 @@
-"""Streamed data is the same data: rows, order, held-out rows, drops, and every bit of the run; in no memory."""
+"""Streamed data is the same data: rows, order, held-out rows, drops, and every bit of the run; it is never all in
+memory."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ ROWS = [
     for n in range(1, 61)
 ]
 FAULTS = {7: {"prompt": ""}, 20: {"completion": None, "chosen": None}, 33: {"prompt": "9" * 80}}
-"""Two that are seen when the row is read, and one that is too long once it is tokenised."""
+"""Two rows whose faults are seen on reading, and one that is too long after tokenisation."""
 KINDS: dict[str, tuple[Callable[..., Any], str]] = {
     "examples": (render_examples, "rows"),
     "pairs": (render_pairs, "rows"),
@@ -86,7 +87,7 @@ def rendered(
 
 
 def lazily(monkeypatch) -> None:
-    """Nothing is tokenised beforehand but the first row and the last."""
+    """Let a run tokenise nothing beforehand except the first and the last row."""
     monkeypatch.setattr(stream, "LONGEST", 0)
     monkeypatch.setattr(stream, "SAMPLE", 2)
 
@@ -110,7 +111,7 @@ def as_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 
 def as_parquet(path: Path, rows: list[dict[str, Any]]) -> Path:
-    """With values that JSON has no form for."""
+    """Write a Parquet file with values that JSON cannot represent."""
     day = datetime.datetime(2026, 1, 2, 3, 4, 5, 678)
     more = {"when": day, "day": day.date(), "time": day.time(), "raw": b"\0\xff", "price": Decimal("1.50")}
     more["span"] = datetime.timedelta(days=2, microseconds=3)
@@ -143,10 +144,10 @@ FORMS: dict[str, Callable[[Path, list[dict[str, Any]]], Path]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_rows_of_every_form_stream_as_they_are_read(form, tmp_path):
     path = str(FORMS[form](tmp_path / "rows.jsonl", faulty()))
-    for more in ((), (path,)):  # and of two sources, each cut off
+    for more in ((), (path,)):  # and two sources, each cut off
         source = RowSource(paths=(path, *more), split="train", max_rows=50 if more else None, seed=0)
         expected = list(iter_rows(source.paths, max_rows=source.max_rows))
-        for _ in range(2):  # found in the cache the second time
+        for _ in range(2):  # the second time from the cache
             streamed = StreamedRows.open(source)
             assert list(streamed) == expected
             assert [streamed[place] for place in (59, 0, -1)] == [expected[place] for place in (59, 0, -1)]
@@ -228,7 +229,7 @@ def test_a_file_that_is_replaced_is_read_on_as_it_was(path):
     assert list(streamed) == rows
 
 
-# --- what rows render to ---------------------------------------------------------------------------------------------
+# --- rendered rows ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -361,7 +362,7 @@ def same_run(one: Run, other: Run) -> None:
 
 
 def _without_seconds(measured: Any) -> str:
-    """All that was measured but how long it took."""
+    """All measured values except the times."""
     return (
         json.dumps(measured, default=str)
         if not isinstance(measured, dict)
@@ -386,7 +387,7 @@ def test_a_streamed_run_is_the_run_in_memory_bit_for_bit(tmp_path, path, algorit
 
 @pytest.mark.parametrize("algorithm", few(RUNS, "sft"))
 def test_a_streamed_run_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path, path, algorithm, monkeypatch):
-    """Also where rows turn out bad on the way, and what was kept in the cache is gone."""
+    """This also holds if some rows turn out bad later, and if the cache was deleted."""
     lazily(monkeypatch)
     tiny_model(tmp_path / "model", characters="0123456789+= ")
     streamed = {"data.streaming": True, "train.prompts_per_step": 24}
@@ -443,7 +444,7 @@ print(len(pairs), read, peak[0] - start)
 @pytest.mark.slow
 @pytest.mark.parametrize("megabytes", [30, 300])
 def test_memory_stays_bounded_however_large_the_file(tmp_path, megabytes):
-    """In memory the same file takes more than its size."""
+    """In memory the same file would take more than its size."""
     filler, rows = "x" * 15_000, megabytes * 200 // 3
     for name, count in (("small", 10), ("large", rows)):
         with (tmp_path / f"{name}.jsonl").open("w") as file:

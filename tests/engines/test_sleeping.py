@@ -227,7 +227,7 @@ def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_n
 
 
 def test_a_server_that_somebody_left_asleep_is_woken(place, shares):
-    """Its trainer was killed during the sleep. The next one finds a server without weights and with open requests."""
+    """Its trainer was killed during the sleep: the next one finds a server without weights, but with requests."""
     server = StubServer(place / "model")
     server.on_sleep({}, SimpleNamespace(query_params={"level": "2"}))
     trained(place, shares, server, "left asleep")

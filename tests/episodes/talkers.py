@@ -1,4 +1,4 @@
-"""A model in whose small vocabulary whole tool calls are single words, so that even random weights call tools."""
+"""A model whose small vocabulary has whole tool calls as single words, so that even random weights call tools."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IDS: dict[str, Any] = {"bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0
 
 
 def calling(name: str, **arguments: Any) -> str:
-    """A call as one word."""
+    """A tool call as one word."""
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments}, separators=(',', ':'))}</tool_call>"
 
 
@@ -61,7 +61,7 @@ TEMPLATE = (
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One token per word; what it does not know is <unk>."""
+    """One token per word; unknown words become <unk>."""
     found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
     found.pre_tokenizer = pre_tokenizers.WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
     names = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>"}
@@ -81,8 +81,8 @@ def talker(
     mlp: int | None = None,
     ends: float = 2.5,
 ) -> PhiForCausalLM:
-    """Random weights that end a turn after three words or so, more where `ends` is smaller; with its tokenizer in a
-    folder, where there is one."""
+    """A model with random weights that end a turn after about three words, or earlier if `ends` is larger; saved with
+    its tokenizer if a folder is given."""
     torch.manual_seed(seed)
     config = PhiConfig(
         vocab_size=len(WORDS),
@@ -105,7 +105,7 @@ def talker(
 def plain_talker(
     *, context: int = 256, seed: int = 0, width: int = 64, layers: int = 2, mlp: int = 96, ends: float = 2.5
 ) -> LlamaForCausalLM:
-    """The same of a model that compiled kernels decode: its rows get the same bits whatever is decoded beside them."""
+    """A similar model that compiled kernels decode: its rows get the same bits in any batch."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=32,
@@ -126,7 +126,7 @@ def plain_talker(
 
 
 def _end_turns(head: torch.nn.Linear, ends: float) -> None:
-    """No special token is drawn but that at the end, and no word that the tokenizer does not have."""
+    """Let the model draw no special token except the end token, and no word that is missing from the tokenizer."""
     with torch.no_grad():
         head.bias.fill_(0.0)
         head.bias[EOS], head.bias[:EOS], head.bias[EOS + 1], head.bias[len(WORDS) :] = ends, -30.0, -30.0, -30.0
@@ -146,7 +146,7 @@ def episodes(
     compute: Compute = PLAIN,
     **setup: Any,
 ) -> Iterator[Episodes]:
-    """Of the random model, with what worlds.py has."""
+    """Trajectories of the random model with the environments and tools of worlds.py."""
     target = None if environment is None else Target(path=WORLDS, name=environment)
     found = [find_tool(tool if tool == "calculator" else f"{WORLDS}:{tool}") for tool in tools]
     sessions = Sessions(Setup(environment=target, tools=found, **setup))
@@ -169,7 +169,7 @@ def episodes(
 
 
 def prompts(count: int, **columns: Any) -> list[Prompt]:
-    """Of one word each, and a letter that is to be guessed."""
+    """Prompts of one word each, with a letter to guess."""
     words = tokenizer()
     found = []
     for index in range(count):

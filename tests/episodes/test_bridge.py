@@ -89,7 +89,7 @@ def ways(name: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("trajectories", [25, pytest.param(1000, marks=pytest.mark.slow)])
 @catalogue("name, role, history", [(name, *way) for name in (*OF_THE_FOLDER, *FAMILIES) for way in ways(name)])
 def test_trained_ids_are_those_that_were_sampled_bit_for_bit(name: str, role: str, history: Any, trajectories: int):
-    """Random trajectories of every family, with an environment and tools. No outside text becomes a special token."""
+    """Random trajectories of every family, with environments and tools; outside text never gives special tokens."""
     bridge, dice, special = bridge_of(name, role, history), random.Random(0), set(special_of(name).values())
     found = [random_trajectory(name, bridge, role, dice) for _ in range(trajectories)]
     group = Group(prompt=found[0].play.prompt, completions=tuple(one.play.completion() for one in found))

@@ -135,7 +135,7 @@ SAME = ("prompt_index", "completion_ids", "given", "reward", "versions", "comple
 
 
 def test_turns_of_a_trajectory_are_drawn_with_the_weights_of_their_time(place: Path):
-    """With 0.2 s per turn, a trajectory sampled ahead meets several publications. Each token has its own version."""
+    """With 0.2 s per turn, a trajectory sampled ahead meets several publications; each token has its own version."""
     given = {"function": f"{WORLDS}:Guess", "settings": {"pause": 0.2}}
     run = pt.train(config(place, "ahead", environment=given), **AHEAD, **{"train.steps": 8})
     rows = [row for step in range(1, 9) for row in rows_of(run, step)]

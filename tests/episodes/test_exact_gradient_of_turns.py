@@ -186,8 +186,8 @@ CRITIC = ComposedPolicyGradient(
 def test_rewards_of_turns_average_to_the_gradient_of_their_expected_sum(
     everything: Everything, algorithm: PolicyGradient, group_size: int, credit: Credit
 ):
-    """Each turn learns from its own and later rewards. Any baseline works: the other members of the group, even if none
-    of them has a second turn, or a critic that knows the turns before."""
+    """Each turn learns from its own and later rewards. The baseline may be any: the other members of the group, even if
+    none of them has a second turn, or a critic that knows the turns before."""
     exact = everything.gradient_of(everything.rewards_C + everything.first_rewards_C)
     torch.manual_seed(1)
     values_CT = torch.rand(everything.mask_CT.shape, dtype=torch.float64)

@@ -119,7 +119,7 @@ def test_of_many_sessions_none_is_lost_and_none_is_scored_zero(
     faults: list[str],
     timeout: float,
 ):
-    """One session in `every` fails at each start, and as many fail only at the first; all faults run together."""
+    """One session in `every` fails at each start, and as many fail at their first start only; all faults mixed."""
     asked = []
     for place, prompt in enumerate(prompts(sessions)):
         kind = faults[place // every * len(faults) // -(-sessions // every)]  # those that hang do so at the same time

@@ -51,7 +51,7 @@ def lasting(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
 
 
 def appeared(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
-    """The processes that appear within `seconds`: on a busy machine a program is visible a moment after its start."""
+    """The processes that appear within `seconds` seconds: on a busy machine a program shows up late."""
     until = time.monotonic() + seconds
     while not (found := living()) and time.monotonic() < until:
         time.sleep(0.02)
@@ -132,9 +132,7 @@ def test_what_fails_says_how_and_leaves_nothing(opened, tmp_path, fault, kind, m
     assert reply.kind == kind
     assert re.search(message, reply.message)
     sessions.kill(bad)
-    assert ask(sessions, good, "step", **say("x")).value == {"done": True, "reward": 1.0}, (
-        "no other session is affected"
-    )
+    assert ask(sessions, good, "step", **say("x")).value == {"done": True, "reward": 1.0}, "nobody else is affected"
 
 
 def test_what_an_environment_has_started_ends_with_it(opened, sleepers):

@@ -67,9 +67,7 @@ def test_an_environment_says_after_each_step_what_the_turn_was_worth():
         assert episode is not None
         said = [one["content"] for one in episode.messages if one["role"] == "assistant"]
         worth = [len(text.replace(" ", "")) / 10 for text in said]
-        steps = (
-            len(worth) if episode.ended == "done" else len(worth) - 1
-        )  # a turn that was cut is never shown to the environment
+        steps = len(worth) if episode.ended == "done" else len(worth) - 1  # the environment never sees a cut turn
         assert list(episode.turn_rewards) in (
             [*worth[:steps], *[None] * (len(worth) - steps)],
             [] if not steps else None,

@@ -59,8 +59,8 @@ def test_whoever_is_ready_comes_back_where_rows_stand_alone():
 def test_where_rows_do_not_stand_alone_who_comes_back_is_counted(compute, monkeypatch):
     """The batches are the same whatever the tools' delays, also if compiled kernels compute a part.
 
-    Trajectories may end in another order: timing decides when an environment's last answer arrives, and that answer
-    is in no batch."""
+    Trajectories may end in another order: timing decides when the last answer of an environment arrives, and that
+    answer is in no batch."""
     events: list[str] = []
     submit, step = RowStream.submit, RowStream.step
 

@@ -1,4 +1,4 @@
-"""Judged answers by hand: what the counting is tested on."""
+"""Judged answers by hand, on which the tests of counting work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from posttrain.evaluate.heldout import summarise
 
 
 def answer(score: float | None, text: str = "", *, finish_reason: str = "eos", tokens: int = 4, **more: Any) -> Answer:
-    """The text is the vote, as with rewards that read no answer out of it."""
+    """An answer whose vote is its text, as with rewards that extract no answer from it."""
     more = {"vote": text or None, "parts": {"r": score}, **more}
     return Answer(text=text, ids=tuple(range(tokens)), finish_reason=finish_reason, score=score, **more)
 
@@ -20,7 +20,7 @@ def record(index: int, greedy: Answer, *samples: Answer) -> Record:
 
 
 def scored(index: int, greedy: float | None, samples: str) -> Record:
-    """`samples` names the answers of one problem; capital letters are right, `-` is unscored."""
+    """`samples` lists the answers of one problem by letter; capital letters are right, `-` is unscored."""
     made = [answer(None if s == "-" else float(s.isupper()), s) for s in samples]
     return record(index, answer(greedy), *made)
 

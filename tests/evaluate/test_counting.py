@@ -1,4 +1,5 @@
-"""From judged answers to numbers: problems first, unscored left out, the right interval for each kind of number."""
+"""From judged answers to numbers: problems first, unscored answers omitted, the right interval for each kind of
+number."""
 
 import json
 import math
@@ -12,7 +13,7 @@ from posttrain.functional.intervals import mean_interval, wilson
 
 
 def test_problems_are_averaged_first_then_the_set():
-    """2, 4, 0 and 1 of 4 right."""
+    """2, 4, 0 and 1 of 4 answers are right."""
     found = summary([scored(0, 1.0, "AAbb"), scored(1, 1.0, "AAAA"), scored(2, 0.0, "bcde"), scored(3, 0.0, "Abbb")])
     assert {k: interval.mean for k, interval in found.pass_at_k.items()} == pytest.approx(
         {k: sum(pass_at_k(4, c, k) for c in (2, 4, 0, 1)) / 4 for k in (1, 2, 4)}
@@ -47,7 +48,7 @@ def test_correct_means_a_total_reward_of_one_up_to_rounding():
 
 
 def test_an_unscored_answer_is_left_out_and_counted_never_zero():
-    """The first problem has three scored samples, so it says nothing about pass@4; the second has all four."""
+    """The first problem has three scored samples and is left out of pass@4; the second has all four."""
     found = summary([scored(0, None, "AA-b"), scored(1, 1.0, "AAAA")])
     assert found.unscored == 2
     assert found.greedy_accuracy == wilson(1, 1)
@@ -166,7 +167,7 @@ def test_a_score_that_is_the_accuracy_is_said_once():
 
 @pytest.mark.parametrize("scores", [(0.4, -1.7), (3.2, 1.0)])
 def test_scores_without_a_full_mark_are_never_called_accuracy(scores):
-    """As those of a reward model: its answers are neither right nor wrong."""
+    """Answers with the scores of a reward model, for example, are neither right nor wrong."""
     found = summary([scored(index, score, "AAbb") for index, score in enumerate(scores)])
     assert [name for name, _ in found.rows()] == ["greedy score", "sampled score"]
     assert "accuracy" not in found.render()

@@ -1,4 +1,5 @@
-"""Players without a mind try an environment and its tools: what breaks, never ends, pays for nothing or tells."""
+"""Simple scripted players try an environment and its tools: errors, endless games, unearned rewards and leaked
+answers."""
 
 from __future__ import annotations
 
@@ -131,7 +132,7 @@ def test_an_environment_that_is_as_it_should_be_passes(folder):
     assert report.ok
     (seconds,) = [one.measured for one in report.checks if one.check == "seconds per answer"]
     assert seconds is not None
-    assert 0 < seconds < 1, "of an environment that answers at once"
+    assert 0 < seconds < 1, "an environment that answers immediately"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_broken_tool_is_told_from_one_that_asks_for_more(folder, tool, status,
 
 
 def test_what_says_every_answer_tells_no_row_its_own(folder):
-    """Of eight rows one has the answer that is always said: that is chance."""
+    """The constant answer is that of one row in eight, by chance."""
     assert audited(folder, tools=("gossip",))["answers are kept"].status in ("ok", "warn")
 
 

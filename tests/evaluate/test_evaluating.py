@@ -1,4 +1,4 @@
-"""`evaluate` on a real (random, tiny) model: the answers, their judgement, and what is refused."""
+"""`evaluate` on a real (random, tiny) model: the answers, their scores, and refused arguments."""
 
 import json
 
@@ -29,7 +29,7 @@ def data(tmp_path_factory):
 
 
 def ends_early() -> Reward:
-    """Right about every other time, so that nothing is all or none. A lambda runs in a thread, without a process."""
+    """A reward that is right about every second time, so that no score is 0 or 1. A lambda runs in a thread."""
     return Reward(function=lambda prompt, completion: float(len(completion) % 2 == 0), label="ends_early")
 
 
@@ -107,7 +107,7 @@ def test_a_loaded_model_and_the_package_itself_do_the_same(folder, data):
 
 
 def test_a_run_folder_is_evaluated_as_the_run_measured_itself(folder, data, tmp_path):
-    """Its last checkpoint, prompts, rewards, check and seed: the numbers of evaluation.json to the last digit."""
+    """The checkpoint, prompts, rewards, check and seed are those of the run: evaluation.json has the same digits."""
     config = {
         "model": str(folder),
         "algorithm": "grpo",
@@ -121,13 +121,13 @@ def test_a_run_folder_is_evaluated_as_the_run_measured_itself(folder, data, tmp_
     }
     run = posttrain.train(config)
     found = evaluate(run.folder)
-    before = ("baseline", "difference")  # beside it stands what was measured before training
+    before = ("baseline", "difference")  # the values from before training are next to it
     measured = {name: value for name, value in found.to_json().items() if name not in before}
     assert measured == run.evaluation["trained"]
     assert found.to_json()["difference"] == run.evaluation["difference"]
     assert found.prompts == 3
-    assert evaluate(run.folder, data, k=0).prompts == 6, "other data, the run's rewards"
-    assert posttrain.evaluate(run).to_json() == found.to_json(), "the run itself stands for its folder"
+    assert evaluate(run.folder, data, k=0).prompts == 6, "other data, with the run's rewards"
+    assert posttrain.evaluate(run).to_json() == found.to_json(), "a run object stands for its folder"
 
 
 def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, data):

@@ -1,4 +1,4 @@
-"""Models measured by answers that are given: what a run says of itself, again, and of any model and file."""
+"""Models measured on given answers: the numbers of a run, the same numbers again, and any model with any file."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_run_is_measured_again_as_it_measured_itself(folder, algorithm, data, 
 
 
 def test_the_settings_of_the_run_that_decide_a_number_are_kept(folder):
-    """Which answers of a conversation count, which rows are too long, how many there are, and how sure one is to be."""
+    """The answers of a conversation that count, the longest rows, the number of rows, and the confidence level."""
     settings = {"data": {"train_on": "last"}, "evaluation": {"prompts": 4, "confidence": 0.5}}
     template = folder / "chat.jinja"
     template.write_text(

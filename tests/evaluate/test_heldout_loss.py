@@ -1,4 +1,4 @@
-"""Loss, perplexity and token accuracy of held-out answers: over all tokens, with rows as the unit of chance."""
+"""Loss, perplexity and token accuracy of held-out answers: over all tokens, with rows as the unit of the intervals."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BEFORE, AFTER = {10: -1.0, 11: -3.0}, {10: -0.5, 11: -2.0}
 
 
 def policy(logprobs: Mapping[int, float], *, top1: bool):
-    """A log-probability for each token id; id 10 is always the most likely one."""
+    """A policy with a log-probability for each token id; id 10 is always the most likely one."""
 
     def forward(batch: Batch) -> Outputs:
         assert batch.tokens is not None
@@ -64,7 +64,7 @@ def test_token_accuracy_is_told_where_the_forward_pass_tells_it(tmp_path: Path):
     found = measured(BEFORE, tmp_path, "baseline", top1=True)["baseline"]
     accuracy = found["token_accuracy"]
     assert accuracy["mean"] == pytest.approx(4 / 6)  # the prompt's token is not counted
-    assert (accuracy["low"], accuracy["high"]) == (0.0, 1.0), "of three rows, and never 150 percent"
+    assert (accuracy["low"], accuracy["high"]) == (0.0, 1.0), "three rows only, but never 150 percent"
     assert found["perplexity"]["low"] >= 1.0
 
 

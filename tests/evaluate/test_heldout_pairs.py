@@ -1,4 +1,4 @@
-"""What is measured on held-out preferences, on answers whose likelihoods are written down beforehand."""
+"""The measures on held-out preferences, for answers with log-probabilities from a table."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from posttrain.types import Batch, Example, LabelledExample, Outputs, Pair
 
 @dataclass
 class Table:
-    """A policy that gives each token id a log-probability of its own, whatever stands before it."""
+    """A policy that gives each token id its own log-probability, whatever comes before it."""
 
     logprobs: dict[int, float]
     largest: int = 0
-    """Tokens that the largest batch put through the model: the last of a row predicts nothing."""
+    """Number of tokens in the largest batch of the model: the last token of a row predicts nothing."""
 
     def __call__(self, batch: Batch) -> Outputs:
         assert batch.tokens is not None
@@ -52,7 +52,7 @@ def config(**changes: object) -> RunConfig:
 
 
 PAIRS = [
-    pair(answer(10, 11), answer(12)),  # likelier in sum: the shorter one; per token: the chosen one
+    pair(answer(10, 11), answer(12)),  # more likely in sum: the shorter one; per token: the chosen one
     pair(answer(13), answer(12)),
     pair(answer(12), answer(12)),  # a tie
 ]
@@ -65,7 +65,7 @@ def measured(table: Table, folder: Path, name: str, pairs: list[Pair] = PAIRS, *
 
 
 def test_measuring_keeps_no_graph_of_what_was_computed(tmp_path: Path):
-    """Kept until the last row was scored, it took several gigabytes of 64 pairs."""
+    """A graph that was kept until the last row was scored took several gigabytes for 64 pairs."""
     recorded: list[bool] = []
 
     def policy(batch: Batch) -> Outputs:

@@ -1,4 +1,4 @@
-"""What measures leave on file: a full disk ends the run with exit code 3, and a kill leaves nothing that stops it."""
+"""Files of measures: a full disk ends the run with exit code 3, and a kill leaves no file that prevents a resume."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from posttrain.rewards.judge import Judgement
 
 
 class OneScore:
-    """One held-out row."""
+    """A measure with one held-out row."""
 
     def __len__(self) -> int:
         return 1
@@ -32,7 +32,7 @@ class OneScore:
 
 
 def evaluation() -> Evaluation:
-    """Of one answer, with one judgement."""
+    """An evaluation of one answer, with one judgement."""
     answer = Answer(text="4", ids=(4,), finish_reason="stop", score=1.0, parts={}, check={}, vote="4")
     return summarise(
         [Record(index=0, prompt="2 + 2", greedy=answer, samples=())],
@@ -82,7 +82,7 @@ def test_scores_answers_and_judgements_on_a_full_disk(tmp_path):
 
 
 def test_the_loss_before_training_is_taken_from_what_is_replaced_as_a_whole(tmp_path):
-    """A file that an earlier version left, cut by a kill, is of no concern."""
+    """A truncated file that an earlier version left has no effect."""
     folder = tmp_path / "evaluations"
     folder.mkdir()
     (folder / "forgetting.json").write_text('{"baseline_lo')

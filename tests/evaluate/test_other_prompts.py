@@ -1,4 +1,4 @@
-"""What training does to prompts that it never saw is measured, and the verdict says whether the model forgot."""
+"""The effect of training on prompts that it never saw is measured, and the verdict says whether the model forgot."""
 
 from __future__ import annotations
 

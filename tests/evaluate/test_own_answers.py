@@ -1,4 +1,4 @@
-"""A model's own answers, as examples that keep it as it is or start it from its best."""
+"""A model's own answers as training examples, which preserve it or start it from its best answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trying rewards before a run: answers of known worth, and the share of groups that teach."""
+"""Testing rewards before a run: answers of known quality, and the share of groups with signal."""
 
 import json
 from pathlib import Path
@@ -97,7 +97,7 @@ def test_a_row_to_which_the_reward_does_not_apply_hides_neither_the_form_nor_the
 
 
 def test_a_reward_that_fails_is_not_said_to_refuse(folder, capsys):
-    """It raises for the empty answers: a third, and a run stops at a fifth."""
+    """It raises an error for the empty answers, which are a third; a run stops at a fifth."""
     code, trial = tried(capsys, f"{folder}/rewards.py:broken", "--data", f"{folder}/train.jsonl")
     assert code == 1
     assert {check for check, found in status(trial).items() if found == "fail"} == {"unscored answers"}
@@ -111,7 +111,7 @@ def test_a_reward_that_pays_everything_alike_is_said_to(folder, capsys):
 
 
 def test_a_column_that_the_rows_with_gold_answers_lack_is_there_as_in_a_run(folder, capsys):
-    """A list function is given None for it; before, it failed for want of the argument."""
+    """A list function receives None for the column; an earlier version failed because the argument was missing."""
     function = "def scaled(completions, answer, scale):\n"
     scaled = f"\n{function}    return [float(text == gold) for text, gold in zip(completions, answer)]"
     (folder / "rewards.py").write_text(REWARDS + scaled)
@@ -123,7 +123,7 @@ def test_a_column_that_the_rows_with_gold_answers_lack_is_there_as_in_a_run(fold
 
 
 def test_a_reward_of_a_column_that_only_other_rows_have_is_one_that_tells_right_from_wrong(folder):
-    """The rows at hand are held out of the data of which some have the column."""
+    """The rows of the trial are held out from data in which some rows have the column."""
     honest = Reward(function=f"{folder}/rewards.py:honest")
     words = Reward(function=f"{folder}/rewards.py:words", weight=0.1)
     asked = Prompt(index=0, ids=(1,), text="What is it?", columns_of_data=("answer",))
@@ -169,7 +169,8 @@ def test_it_says_in_which_form_answers_are_read(folder, capsys):
 
 @pytest.mark.parametrize("template", ["{Question}", "{Body} {Question}", "{Body}: {Question} # 1"])
 def test_a_template_over_columns_is_taken_as_it_is_written(folder, capsys, template):
-    """On a command line it needs no second pair of quotes, though braces, colons and # mean something to YAML."""
+    """A template needs no second pair of quotes on a command line, though braces, colons and # have a meaning in
+    YAML."""
     rows = [{"Body": "Add", "Question": row["prompt"], "Gold": row["answer"]} for row in ROWS]
     (folder / "columns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     named = ["--data", f"{folder}/columns.jsonl", "--prompt", template, "--answer", "Gold"]
@@ -211,7 +212,7 @@ def test_a_reward_without_signal_is_said_to_teach_nothing(config, folder, capsys
 
 @pytest.mark.parametrize("gate", ["", ", gate: strict"], ids=["the heaviest", "a gate"])
 def test_groups_that_differ_only_by_shaping_are_a_warning(config, folder, capsys, gate):
-    """What nobody gets right, beside a reward that pays for length whatever the answer is."""
+    """No answer is right, and another reward pays for length whatever the answer is."""
     (folder / "shaping.py").write_text(
         "def strict(completion, answer):\n    return 0.0\n\n"
         "def short(completion):\n    return 1 / (1 + len(completion))\n"
@@ -259,7 +260,7 @@ def test_a_person_reads_the_findings(config, capsys):
 
 
 def test_the_rows_are_a_random_sample_of_all_of_them(tmp_path, capsys):
-    """Of a file whose easy rows come first, the mean of a trial is that of the file."""
+    """The easy rows come first in the file, but the mean of the trial is that of the whole file."""
     rows = [{"prompt": f"{number} is", "answer": "x" if number < 500 else "y"} for number in range(2000)]
     (tmp_path / "sorted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "easy.py").write_text("def easy(completion, answer):\n    return float(answer == 'x')\n")

@@ -1,4 +1,4 @@
-"""By what a majority is counted follows from the rewards."""
+"""The rewards decide which values a majority vote counts."""
 
 import pytest
 from tests.rewards.rollouts import IN_TIME, completion, prompt
@@ -52,7 +52,7 @@ def test_what_a_pattern_extracts_is_told_by_the_verdict():
 
 
 def test_a_pattern_that_searches_for_ever_ends_with_its_worker_and_not_with_the_evaluation():
-    """Its time is up for a worker; nobody else runs it. A judgement that failed has no vote."""
+    """A worker runs it and reaches its deadline; no other process runs it. A judgement that failed has no vote."""
     reward = Reward(name="exact_match", timeout=IN_TIME, settings={"extract": r"(?:[\w ]+)*answer: (\d+)"})
     texts = ["answer: 3", "a" * 40 + "!"]
     with build_rewards([reward]) as built:

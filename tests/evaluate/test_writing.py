@@ -1,4 +1,4 @@
-"""How a model writes is measured in every run whose model writes, and the verdict says where it got worse."""
+"""Every run whose model generates text measures its writing, and the verdict says where it got worse."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_ranks_better_and_writes_worse_is_a_verdict_of_its_own(tmp_path):
 
 
 def test_a_score_that_rises_on_equal_answers_is_told_so(tmp_path):
-    """A score that is neither right nor wrong, such as that of a reward model, may like one answer to everything."""
+    """A score without right and wrong, such as that of a reward model, may favour one answer to everything."""
     (tmp_path / "events.jsonl").write_text('{"kind": "end", "message": "finished"}\n')
     score = {"mean": 0.1, "low": 0.0, "high": 0.2, "n": 60}
     sides = {
@@ -236,7 +236,7 @@ def test_the_most_common_answer_of_different_prompts():
 
 
 def test_answers_of_the_data_are_measured_in_the_same_units_as_those_of_the_model():
-    """A model that reproduces them exactly writes as they do, whatever a token of its tokenizer is."""
+    """A model that reproduces the answers exactly gets their values, whatever its tokenizer's tokens are."""
     for text in ("好好学习天天向上好好学习天天向上", '{"a": 1, "b": 1, "c": 1}', "abab abab abab", "yes"):
         ids = [ord(letter) for letter in text]
         given = writing.given_measures([writing.Given(text, ids), writing.Given(text + "!", [*ids, 33])])

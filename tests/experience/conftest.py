@@ -1,4 +1,4 @@
-"""The rewards that worked examples are computed on."""
+"""The rewards that the worked examples use."""
 
 from tests.worked_examples import rewards_PG
 

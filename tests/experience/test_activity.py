@@ -1,4 +1,4 @@
-"""What the timeline says engines did, in simulated runs with faults of every kind."""
+"""Engine activity in the timeline, in simulated runs with faults of every kind."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKLOAD = Workload(engines=2, slots=4, seconds_per_token=0.01, mean_tokens=40, 
 
 
 def seen(run: Simulated, folder: Path, limits: Limits = LIMITS) -> float:
-    """Write the timeline of a simulated run; the share of time in which its engines drew nothing."""
+    """Write the timeline of a simulated run; return the share of time in which its engines drew nothing."""
     now, timeline = [0.0], Timeline()
     timeline.open(folder)
     activity = Activity(timeline, clock=lambda: now[0])

@@ -1,7 +1,7 @@
-"""The driver with engines that fail in one way each: it notices, says so, and every batch is whole and right.
+"""The driver with engines that each fail in one way: it notices, says so, and every batch is complete and correct.
 
-The engines are scripted: token t of row (n, g) is `token(n, g, t)`, so that what was lost, doubled or mixed up shows.
-What real processes do is shown in tests/faults/test_engines.py.
+The engines are scripted: token t of row (n, g) is `token(n, g, t)`, so that lost, doubled and mixed-up tokens show.
+tests/faults/test_engines.py tests real processes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def token(group: int, g: int, place: int) -> int:
 
 
 class Scripted:
-    """Answers as soon as it is asked; a subclass does one thing wrong."""
+    """An engine that answers each request immediately; a subclass does one thing wrong."""
 
     def __init__(self, name: str) -> None:
         self.name, self.version = name, -1
@@ -77,7 +77,7 @@ class Scripted:
             self.decode(task)
 
     def decode(self, task: Task) -> None:
-        """The first half of what is left, then the rest."""
+        """Send the first half of the remaining tokens, then the rest."""
         places = range(len(task.drawn_ids), LENGTH)
         assert task.drawn_ids == tuple(token(*task.row, place) for place in range(len(task.drawn_ids)))
         cut = len(places) // 2
@@ -117,7 +117,7 @@ class Scripted:
 
 
 class First(Scripted):
-    """Only the first process of engine 0 is of the kind under test; whatever takes its place is well."""
+    """Only the first process of engine 0 is of the kind under test; its replacements work."""
 
     made = 0
 
@@ -127,7 +127,7 @@ def prove(loaded: WeightsLoaded) -> str:
 
 
 class World:
-    """A driver with two engines, and what it said."""
+    """A driver with two engines, and its messages."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class World:
         self.driver.close()
 
     def train(self, steps: int = 6) -> list[int]:
-        """The prompts of all steps; each completion is looked at."""
+        """Train `steps` steps and check each completion; return the prompts of all steps."""
         self.driver.wait_for_engine()
         self.driver.published(0)
         trained = list[int]()
@@ -205,7 +205,7 @@ class World:
         return trained
 
     def evaluate(self, version: int) -> None:
-        """Every answer is whole, in its place and of this version."""
+        """Check that every answer is complete, in its place and of this version."""
         questions = [Question(prompt, 7, 0.0, LENGTH, 3) for prompt in PROMPTS[:4]]
         first = -1 - self.driver._asked_so_far
         found = list(self.driver.evaluate(questions))
@@ -250,7 +250,7 @@ class CannotStart(First):
 
 class NeverLoads(First):
     def load(self, version: int) -> None:
-        """Nothing comes back."""
+        """Send no reply."""
 
 
 class LoadsOtherWeights(First):
@@ -354,7 +354,7 @@ def test_numbers_that_are_not_finite_stop_the_run_and_not_the_engine():
 
 
 def under_way(version: int = 1) -> dict[str, Any]:
-    """The state of a driver after its first step: groups wait, and rows hang in their middle."""
+    """The state of a driver after its first step: groups wait, and rows are unfinished."""
     with World(HangsInTheMiddle, ahead=2) as world:
         world.driver.wait_for_engine()
         world.driver.published(0)
@@ -384,7 +384,7 @@ def test_open_groups_are_not_given_to_the_prompts_of_another_seed():
 
 
 def test_open_groups_begin_anew_when_groups_have_another_size():
-    """As the messages about missing signal advise."""
+    """The messages about missing signal advise a larger group."""
     state = under_way()
     with World(Scripted, group_size=G + 2) as again:
         again.driver.load_state(state)
@@ -410,7 +410,7 @@ def test_too_many_groups_without_signal_end_the_run_and_no_engine_is_blamed():
 
 
 def test_a_step_does_not_count_when_the_run_has_failed_meanwhile():
-    """Else a checkpoint would be written of a step that the controller does not know."""
+    """Otherwise a checkpoint would be written of a step that the controller does not know."""
     few = iter([True] * P)
     with World(Scripted, voided=300, trains=lambda group: next(few, False)) as world:  # so many take a moment
         world.driver.wait_for_engine()
@@ -418,7 +418,7 @@ def test_a_step_does_not_count_when_the_run_has_failed_meanwhile():
         world.driver.batch(0)
         until = time.monotonic() + 20
         while world.driver._error is None and time.monotonic() < until:
-            time.sleep(0.01)  # sampling goes on while the trainer trains
+            time.sleep(0.01)  # sampling continues while the trainer trains
         with pytest.raises(GuardStop, match="no signal"):
             world.driver.trained(1)
 
@@ -445,7 +445,7 @@ def test_nothing_of_a_driver_is_left_after_its_end():
 
 
 class AnswersOneExaminationLate(Scripted):
-    """Silent at first, it answers the first examination in the second one; the third it answers at once."""
+    """Answers the first examination only during the second one, and the third one immediately."""
 
     def examine(self, number: int, tokens: Sequence[Token]) -> None:
         if number > 1:

@@ -1,4 +1,4 @@
-"""The longest rows of a step, with which a run tries at its start whether memory suffices."""
+"""The longest rows of a step: a run tries at its start whether they fit in memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def longest(context: int | None = None, **config: Any) -> int:
     ],
 )
 def test_a_trajectory_is_as_long_as_its_limits_allow(context: int | None, sampling: dict[str, int], expected: int):
-    """Behind a prompt of three tokens: what all turns draw, or the limit of the whole; never more than the context."""
+    """After a prompt of three tokens: the tokens of all turns, or the limit of the trajectory; at most the context."""
     assert longest(context, sampling=sampling, **TURNS) == expected
 
 

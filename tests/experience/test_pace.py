@@ -1,4 +1,4 @@
-"""The lead that a run finds by trial, in simulated runs whose best lead is known: the controller obeys each choice."""
+"""The lead that a run finds by trial, in simulated runs with a known best lead: the controller obeys each choice."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORKLOADS = {
 
 
 class Paced(World):
-    """Tells a pace what happens, and the controller what it chose."""
+    """Reports events to a pace, and the chosen lead to the controller."""
 
     def begin(self, controller: Controller) -> None:
         self.chosen: list[int] = []
@@ -59,7 +59,7 @@ def paced(workload: Workload) -> Paced:
 
 
 def speed(workload: Workload, lead: int) -> float:
-    """Of fewer steps than a trial takes: a lead that stays as it is has its speed soon."""
+    """The speed in fewer steps than a trial takes: a constant lead shows its speed early."""
     limits = Limits(**{**vars(LIMITS), "run_ahead": lead, "last_version": 60})
     return simulate(limits, workload, seed=0).steps_per_hour
 

@@ -1,4 +1,4 @@
-"""Whose answer each prompt meets: any other row's that suits, whatever stands between; and what a run says without."""
+"""Each prompt meets the answer of a suitable other row, however far away; without one, the run says so."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def row(index: int, prompt: list[int], answer: list[int]) -> LabelledExample:
 
 
 def alike(number: int, *others: tuple[list[int], list[int]]) -> list[LabelledExample]:
-    """Many rows with one prompt, and some with others."""
+    """`number` rows with one prompt, and some rows with others."""
     rows = [([1, 5], [7])] * number + list(others)
     return [row(index, prompt, answer) for index, (prompt, answer) in enumerate(rows)]
 
@@ -35,7 +35,7 @@ def test_the_partner_is_found_however_far_it_stands():
 
 
 def test_near_and_far_partners_follow_one_rule(monkeypatch):
-    """Looking at all prompts at once finds what looking at one row after the other finds."""
+    """Searching all prompts together finds the same partners as searching one row after the other."""
     rows = [row(n, [1, n % 3], [7] * (1 + n % 5)) for n in range(50)]
     near = Partners(rows, seed=1, max_length=6)
     expected = [near.of(place) for place in range(50)]

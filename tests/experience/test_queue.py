@@ -1,4 +1,4 @@
-"""The queue gives out groups in the order in which they came, for the policy that may learn from them, and survives."""
+"""The queue returns groups in order of arrival, to a policy that may learn from them, and survives a checkpoint."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_a_negative_lag_is_refused():
 
 
 def test_what_waits_is_the_same_after_a_checkpoint():
-    """Rewards that are missing, verdicts, failures, judgements, stretches that an environment wrote: through JSON."""
+    """Missing rewards, verdicts, failures, judgements and text of an environment all survive JSON."""
     prompts = [Prompt(index=7, ids=(1, 2), text="a"), Prompt(index=9, ids=(3,), text="b")]
     answers = [
         [

@@ -1,4 +1,4 @@
-"""Whatever groups a step had, its rollout file gives the experience back bit for bit."""
+"""The rollout file of a step gives the experience back bit for bit, for any groups."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def groups(draw: st.DrawFn, size: int) -> Group:
 
 
 def bits(value: Any) -> Any:
-    """NaN is equal to itself, and -0.0 is not 0.0."""
+    """A value for comparison in which NaN is equal to itself, and -0.0 differs from 0.0."""
     if isinstance(value, torch.Tensor):
         return value.dtype, value.shape, value.contiguous().reshape(-1).view(torch.uint8).tolist()
     if isinstance(value, float):

@@ -91,7 +91,7 @@ def config_of(folder: Path, algorithm: str, settings: Mapping[str, Any] | None =
 
 @pytest.fixture
 def start(folder, tmp_path):
-    """`start(algorithm, settings)`: a run that is set up, in a folder of its own."""
+    """`start(algorithm, settings)`: a run that is set up in its own folder."""
     with ExitStack() as opened:
 
         def begin(algorithm: str, settings: Mapping[str, Any] | None = None) -> Run:
@@ -104,7 +104,7 @@ def start(folder, tmp_path):
 
 
 class Passes:
-    """Counts what goes through language models: passes and tokens, with gradient and without."""
+    """Counts the passes of language models and their tokens, with gradient and without."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.models: set[int] = set()
@@ -119,7 +119,7 @@ class Passes:
         monkeypatch.setattr("posttrain.models.policy.token_logprobs", counted)
 
     def watch(self, model: torch.nn.Module) -> None:
-        """Counts the token ids that the model's embedding is asked for: padding would be among them."""
+        """Count the token ids that reach the model's embedding, which would include padding."""
         embedding = model.get_input_embeddings()  # type: ignore[operator]
         embedding.register_forward_hook(lambda module, args, output: self.add(args[0].numel()))
 
@@ -133,7 +133,7 @@ class Passes:
 @pytest.mark.parametrize("algorithm", ["dpo", "simpo", "ipo", "orpo"])
 def test_a_step_computes_no_padding_and_asks_no_reference_model(start, monkeypatch, algorithm):
     run = start(algorithm)
-    fed = run.feed.take(1, 0)  # the first pass through a model also tries out how it can be run
+    fed = run.feed.take(1, 0)  # the first pass through a model also decides how it is run
     train_step(run.trainer, fed.experience, 1)
     passes = Passes(monkeypatch)
     passes.watch(run.trainer.loaded.model)
@@ -143,7 +143,7 @@ def test_a_step_computes_no_padding_and_asks_no_reference_model(start, monkeypat
     train_step(run.trainer, fed.experience, 2)
     assert passes.models == {id(run.trainer.loaded.model)}
     assert passes.tokens == {True: int(lengths_B.sum()), False: 0}
-    # the last token of a row predicts nothing that is trained, and is left out, too
+    # the last token of a row predicts no trained token, and is left out, too
     assert passes.computed == int(lengths_B.sum()) - 2 * ROWS
 
 
@@ -188,7 +188,7 @@ def test_the_policy_is_its_own_reference_in_the_first_step(start):
 
 
 def test_with_lora_the_base_is_the_reference_and_its_numbers_are_those_of_a_full_run(start, monkeypatch):
-    """The same file serves both: adapters are no part of its name."""
+    """The same file serves both: its name does not depend on the adapters."""
     full = start("dpo").feed.take(1, 0).experience
     passes = Passes(monkeypatch)
     adapted = start("dpo", {"lora": {"rank": 4}}).feed.take(1, 0).experience
@@ -205,7 +205,7 @@ def test_each_row_has_its_own_numbers(start):
 
 
 def test_the_two_answers_to_a_prompt_are_scored_side_by_side():
-    """What they have in common is then computed once; a batch has the chosen ones first."""
+    """Their common tokens are then computed once. A batch, in contrast, has the chosen answers first."""
 
     def answer(number: int) -> Example:
         return Example(index=number, input_ids=(1, number), completion_mask=(False, True))
@@ -235,7 +235,7 @@ def test_a_reference_that_nobody_asks_is_refused(folder):
 
 
 def counted(monkeypatch, start, settings: Mapping[str, Any] | None = None, algorithm: str = "dpo") -> int:
-    """Tokens that are scored while a run is set up."""
+    """The number of tokens that are scored while a run is set up."""
     passes = Passes(monkeypatch)
     start(algorithm, settings)
     return passes.tokens[False]
@@ -264,7 +264,7 @@ def test_other_data_or_another_model_is_scored_anew(start, monkeypatch, empty_ca
 
 
 def test_only_rows_that_the_run_takes_are_scored(start, monkeypatch, empty_cache):
-    """One step of two pairs of the 24; a run that is longer scores what it takes."""
+    """One step takes two of the 24 pairs; a longer run scores all pairs that it takes."""
     few = counted(monkeypatch, start, {"train": {"steps": 1, "prompts_per_step": 2, "learning_rate": 1e-3}})
     most = counted(monkeypatch, start, {"train": {"steps": 12, "prompts_per_step": 2, "learning_rate": 1e-3}})
     assert 0 < few < most / 6
@@ -272,7 +272,7 @@ def test_only_rows_that_the_run_takes_are_scored(start, monkeypatch, empty_cache
 
 @pytest.mark.parametrize("algorithm", ["dpo", "kto"])
 def test_a_run_that_is_lengthened_when_it_is_resumed_scores_the_new_rows(folder, tmp_path, algorithm):
-    """With the weights of the start, not with those of the checkpoint: as a run that was that long from the start."""
+    """It uses the weights of the start, not of the checkpoint, like a run that had this length from the start."""
     train = {"steps": 3, "prompts_per_step": 2, "learning_rate": 1e-3}
     whole = pt.train(config_of(folder, algorithm, {"train": train}), output=str(tmp_path / "whole"))
     pt.train(config_of(folder, algorithm, {"train": train | {"steps": 1}}), output=str(tmp_path / "short"))
@@ -356,7 +356,7 @@ def scored(start, empty_cache, monkeypatch):
 
 
 def test_what_decides_a_bit_of_the_numbers_has_a_file_of_its_own(scored, folder, monkeypatch):
-    """Rows that are packed in another way, or attended to by another kernel, end in other last bits."""
+    """Another packing of the rows, or another attention kernel, changes the last bits."""
     train = {"steps": STEPS, "prompts_per_step": ROWS, "learning_rate": 1e-3}
     model = {"path": str(folder / "model"), "device": "cpu"}
     assert scored()
@@ -375,7 +375,7 @@ def test_what_decides_a_bit_of_the_numbers_has_a_file_of_its_own(scored, folder,
 
 
 def test_a_resumed_run_has_the_numbers_that_it_began_with(folder, tmp_path, monkeypatch, empty_cache):
-    """Whatever became of the cache, of the code and of the packing meanwhile: promise 4."""
+    """Changes of the cache, of the code and of the packing have no effect: promise 4."""
     whole = pt.train(config_of(folder, "kto"), output=str(tmp_path / "whole"))
     pt.train(config_of(folder, "kto"), output=str(tmp_path / "parts"), checkpoint={"every": 2, "keep": 9})
     shutil.rmtree(empty_cache)
@@ -412,7 +412,7 @@ def test_where_no_link_can_be_made_a_run_has_a_copy(start, empty_cache, monkeypa
 
 
 def test_two_writers_of_one_name_each_have_their_own_numbers(tmp_path):
-    """Of the same process number in two containers, say; what stays is one of the two, whole."""
+    """They may have the same process number in two containers; one of the two files remains, complete."""
     file, inner = tmp_path / "x.f32", []
 
     def parts():
@@ -448,7 +448,7 @@ def test_sharing_what_is_shared_already_leaves_nothing_behind(tmp_path):
     for _ in range(2):
         share(file, other, 2)
     assert [path.name for path in other.parent.iterdir()] == ["x.f32"]
-    killed = other.with_name("x.killed.part")  # while it was copied to another disk
+    killed = other.with_name("x.killed.part")  # killed while it was copied to another disk
     killed.write_bytes(b"half")
     os.utime(killed, (1e9, 1e9))
     share(file, other, 2)
@@ -532,7 +532,7 @@ print(len(found), float(found.values.sum()), peak[0] - start)
 @pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="memory is read from /proc")
 @pytest.mark.slow
 def test_memory_stays_bounded_however_many_answers_are_scored(tmp_path):
-    """As tuples in memory the answers of these pairs take 110 MB."""
+    """As tuples in memory, the answers of these pairs would take 110 MB."""
     environment = os.environ | {"OMP_NUM_THREADS": "1", "POSTTRAIN_CACHE": str(tmp_path / "cache")}
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, str(tmp_path)], capture_output=True, text=True, env=environment
@@ -589,7 +589,7 @@ def test_the_reference_point_is_0_where_the_policy_is_its_reference(start):
 
 
 def test_the_reference_point_grows_with_the_distance_from_the_reference(start):
-    """z0 of a policy that has been moved by hand is the mean of its mismatched log-ratios, clamped at 0."""
+    """z0 of a policy that was moved by hand is the mean of its mismatched log-ratios, clamped at 0."""
     run = start("kto")
     experience = run.feed.take(1, 0).experience
     with torch.no_grad():
@@ -609,7 +609,7 @@ def test_the_reference_point_grows_with_the_distance_from_the_reference(start):
 
 
 def test_the_running_shift_is_part_of_a_checkpoint(folder, tmp_path):
-    """BCO's delta: a run that is stopped and resumed ends with the weights and the metrics of one that was not."""
+    """BCO's delta: a stopped and resumed run ends with the same weights and metrics as an uninterrupted one."""
     settings = {"algorithm": {"name": "bco", "beta": 1.0}}
     whole = pt.train(config_of(folder, "bco", settings), output=str(tmp_path / "whole"))
     pt.train(config_of(folder, "bco", settings), output=str(tmp_path / "parts"), train={"steps": 2})
@@ -625,7 +625,7 @@ def test_the_running_shift_is_part_of_a_checkpoint(folder, tmp_path):
 
 @pytest.mark.parametrize("algorithm", few(PREFERENCES, "dpo", "kto", "orpo", "aot"))
 def test_every_loss_trains_a_model(folder, tmp_path, algorithm):
-    """Through the command's own function: data in, a checkpoint out, finite numbers, the same again."""
+    """The command's own function is used: data in, a checkpoint out, finite numbers, and a second run is equal."""
     runs = [
         pt.train(config_of(folder, algorithm), output=str(tmp_path / name), train={"minibatches": 2})
         for name in ("one", "two")

@@ -1,4 +1,4 @@
-"""What is said of the rows of a run before it trains."""
+"""The messages about the rows of a run before it trains."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One round of iterative DPO: which pairs are made, that they improve the model, and that a kill changes nothing."""
+"""One round of iterative DPO: the pairs that it makes, that they improve the model, and that a kill changes nothing."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def completion(ids: tuple[int, ...], text: str = "") -> Completion:
 
 
 def answers(*scores: float | None, ids: tuple[int, ...] | None = None) -> AnsweredPrompt:
-    """Answers with these scores; with `ids` some are the same."""
+    """Answers with these scores and, if given, these ids, so that some answers can be the same."""
     prompt = Prompt(index=7, ids=(1,), text="q")
     completions = [completion((9, i)) for i in ids or range(len(scores))]
     return AnsweredPrompt(prompt=prompt, completions=completions, scores=scores, parts={})
 
 
-# Which two answers
+# Choosing two answers
 
 
 def test_the_best_meets_the_worst_and_the_second_best_the_second_worst():
@@ -101,7 +101,7 @@ def test_at_random_the_same_words_are_not_paired_twice():
     assert len(choose(SampledPairsConfig(select="random", max_per_prompt=9), group, 0)[0]) == 1
 
 
-# On file
+# Files of a round
 
 
 def row(tokenizer: Any, **changes: Any) -> Row:

@@ -1,4 +1,4 @@
-"""Dynamic sampling: groups without signal are replaced until the step is full, by counting and never by chance."""
+"""Dynamic sampling: groups without signal are replaced until the step is full; counts decide, and never timing."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def scored(
 
 
 class Drawing:
-    """Generates groups whose rewards depend on the row, and keeps what was asked for."""
+    """Generates groups whose rewards depend on the row, and records the requests."""
 
     def __init__(self, reward: Callable[[int], list[float]]) -> None:
         self.reward, self.rounds = reward, []
@@ -134,7 +134,7 @@ def test_rows_without_the_column_are_a_kind():
 
 
 def test_further_rounds_draw_what_is_expected_to_be_needed_and_no_row_twice():
-    """About half of the rows have signal: four rows bring two groups, so the two that miss take four more rows."""
+    """About half of the rows have signal: four rows bring two groups, so the two missing groups take four more rows."""
     draw = Drawing(lambda row: MIXED if row % 2 else WRONG)
     selected = DynamicSampling(config(), 40)(1, draw)
     for done, rows in enumerate(draw.rounds[1:], 1):

@@ -1,4 +1,4 @@
-"""Trajectories between a driver and real environments: turns are given by hand, in place of an engine."""
+"""Trajectories between a driver and real environments: the test supplies the turns instead of an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from posttrain.types import Completion
 
 @contextmanager
 def trajectories(world: str, most: int = 8, **how: object) -> Iterator[tuple[Trajectories, list[Event]]]:
-    """And what they told so far."""
+    """Trajectories, and the events that they have reported so far."""
     told: list[Event] = []
     with episodes(world, **how) as one:  # type: ignore[arg-type]
         made = Trajectories(one.scene, most)
@@ -77,14 +77,14 @@ def test_as_many_are_open_as_there_is_room_for_and_those_of_an_evaluation_begin_
         opened(own, first, second, asked)
         assert until(own, told, 1) == [Resumed(first)]
         own.poll()
-        assert len(told) == 1, "there is room for one"
+        assert len(told) == 1, "only one trajectory has room"
         own.drew(first, says("a"))
         assert until(own, told, 3) == [Resumed(first), Finished(first), Resumed(asked)]
         own.forget(second)
         own.drew(asked, says("a"))
         assert until(own, told, 4)[3:] == [Finished(asked)]
         own.poll()
-        assert len(told) == 4, "nobody needs the other any more"
+        assert len(told) == 4, "no other trajectory needs the room any more"
 
 
 def test_a_world_that_fails_begins_anew_and_what_was_drawn_counts_no_more():

@@ -1,4 +1,4 @@
-"""Pairs as judged answers: what learns from thumbs up and down takes both sides of a pair."""
+"""Pairs as judged answers: algorithms that learn from thumbs up and down take both sides of a pair."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def test_kto_learns_from_pairs_and_is_measured_on_pairs(tmp_path):
 
 
 class Untokenised(Sequence):
-    """Of streamed records the numbers are known, and the answers are not."""
+    """Streamed records whose number is known, but not their answers."""
 
     def __init__(self, record, numbers):
         self.record, self.numbers = record, numbers

@@ -1,4 +1,4 @@
-"""Runs of every kind that are trained once, in seconds, and exports that several tests look at."""
+"""Runs of every kind, each trained once in seconds, and exports that several tests share."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import posttrain
 from posttrain.export import Exported, api, export
 
 FORKED = SimpleNamespace(run=run_script)
-"""For the module subprocess: a replay is forked from a process that has imported transformers already."""
+"""Replaces the module subprocess: a replay is forked from a process that has imported transformers already."""
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "models"
 
 
 def shared(name: str) -> Path:
-    """A small pretrained model; skips where there is none."""
+    """A small pretrained model; the test is skipped if it is missing."""
     if not (SHARED / name).is_dir():
         pytest.skip(f"needs the pretrained model {name} in ../shared/data/models")
     return SHARED / name
@@ -83,23 +83,24 @@ KINDS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 
 
 QUICK = ("full", "lora", "reward_model")
-"""What the quick tests export; `full` alone in an interpreter that imports transformers anew, which takes seconds."""
+"""The kinds that quick tests export; only `full` uses a new interpreter that imports transformers, which takes
+seconds."""
 
 
 @pytest.fixture(autouse=True)
 def replays_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In quick tests; what they replay is the same."""
+    """Fork replays in quick tests; the replayed work is the same."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setattr(api, "subprocess", FORKED)
 
 
 def kinds(names: Iterable[str]) -> list[Any]:
-    """These kinds as parameters of a test, with those that are not quick marked as slow."""
+    """These kinds as parameters of a test; kinds that are not quick are marked as slow."""
     return [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 class Runs:
-    """Trains each kind of run, and exports it, when it is first asked for."""
+    """Trains and exports each kind of run when it is first requested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -1,4 +1,4 @@
-"""The model card: what the Hub reads of it, what people read, and what nobody may."""
+"""The model card: the metadata that the Hub reads, the text for people, and the data that must not appear."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MEASURED = {
     "labels": "",
     "reward_model": "accuracy",
 }
-"""What the table of results has a row of."""
+"""The measures that have a row in the table of results."""
 
 
 def card_of(runs: Runs, kind: str) -> str:
@@ -35,7 +35,7 @@ def test_the_card_of_every_kind_of_run_has_its_parts(runs: Runs, kind: str):
     assert data.library_name == "transformers"
     assert data.tags == ["posttrain", KINDS[kind][0]]
     assert data.pipeline_tag == ("text-classification" if kind == "reward_model" else "text-generation")
-    assert data.base_model is None, "a folder is nothing on the Hub"
+    assert data.base_model is None, "a folder does not exist on the Hub"
     parts = re.findall(r"^## (.*)$", text, re.MULTILINE)
     assert parts == ["Training", "Data", "Results", "Curves", "How to load", "Checked"]
     assert ALGORITHMS[KINDS[kind][0]].card.title in text

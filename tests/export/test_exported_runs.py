@@ -1,4 +1,4 @@
-"""What an export is: the trained model, opened by plain transformers; or nothing."""
+"""An export is the trained model, which plain transformers can open, or nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from posttrain.export.target import write_hf
 
 
 def greedy(folder: Path, text: str, tokens: int = 8) -> list[int]:
-    """By the few lines that the card shows."""
+    """Greedy token ids by the few lines of code that the card shows."""
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     inputs = tokenizer(text, return_tensors="pt")
     return model.generate(**inputs, do_sample=False, max_new_tokens=tokens)[0].tolist()
@@ -146,11 +146,11 @@ def test_a_run_whose_data_is_gone_replays_other_prompts_and_says_so(runs: Runs, 
     assert "cannot be read any more" in done.notes[0]
 
 
-# --- what is not what was trained ------------------------------------------------------------------------------------
+# --- exports that differ from the trained model ----------------------------------------------------------------------
 
 
 def corrupting(monkeypatch: pytest.MonkeyPatch, weight: str, change: float) -> None:
-    """A disk that changes one number of one weight between writing and opening."""
+    """Simulate a disk that changes one number of one weight between writing and opening."""
 
     def write(loaded, head, folder, **settings):
         written = write_hf(loaded, head, folder, **settings)
@@ -237,7 +237,7 @@ def test_an_existing_folder_is_kept_unless_force_replaces_an_export(runs: Runs, 
 
 @pytest.mark.slow
 def test_a_disk_that_fills_up_leaves_nothing(workshop: Path, tmp_path: Path):
-    """Files of this process may not grow beyond 30 kB: what a full disk does, at the same place."""
+    """Files of this process may not exceed 30 kB, which acts like a full disk."""
     code = (
         "import resource, signal, sys; signal.signal(signal.SIGXFSZ, signal.SIG_IGN);"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000));"

@@ -1,4 +1,4 @@
-"""GGUF files: read back by transformers, bit for bit; and by llama.cpp, where it is installed."""
+"""GGUF files: read back by transformers, bit for bit; and by llama.cpp, if it is installed."""
 
 from __future__ import annotations
 

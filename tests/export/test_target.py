@@ -1,4 +1,4 @@
-"""A folder appears whole or not at all, and what stood there before is lost only to what replaces it."""
+"""A folder appears complete or not at all, and an earlier folder is lost only to its replacement."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def test_what_a_living_process_is_writing_stays(out: Path):
 
 
 def test_a_later_process_with_the_number_of_the_killed_one_is_not_taken_for_it(out: Path, monkeypatch):
-    """Where each container has the same process id, what a killed export left would stay, and the next one fail."""
+    """In containers, which share process ids, a killed export's files would otherwise remain and make the next one
+    fail."""
     out.rename(out.with_name(f".out.tmp-{os.getpid()}-old"))
     out.with_name(f".out.tmp-{os.getpid()}").mkdir()
     monkeypatch.setattr(psutil.Process, "create_time", lambda _: time.time() + 60)

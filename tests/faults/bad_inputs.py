@@ -1,7 +1,7 @@
-"""What users get wrong, how to provoke it, and what they must be told: the table behind docs/bad-inputs.md.
+"""User errors, how to provoke each, and the message it must give: the table behind docs/bad-inputs.md.
 
 Each case is a command in a folder with a good run (RUN_YAML and its files); `files` and `change` make it a bad one.
-`python -m tests.faults.bad_inputs` writes the page, and test_bad_inputs.py compares it with what is printed today.
+`python -m tests.faults.bad_inputs` writes the page, and test_bad_inputs.py compares it with the present messages.
 """
 
 from __future__ import annotations
@@ -54,32 +54,32 @@ class BadInput:
 
     name: str
     command: str = "train run.yaml"
-    """Behind `posttrain`, as typed in a shell."""
+    """The arguments after `posttrain`, as typed in a shell."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Written before, over the good ones."""
+    """Files that are written first, over the good ones."""
     change: Callable[[Path], object] | None = None
-    """Whatever else is done to the folder before."""
+    """Another change to the folder before the command."""
     during: Callable[[Path], AbstractContextManager[object]] = lambda folder: nullcontext()
-    """What goes on in the folder meanwhile."""
+    """A context in which the command runs."""
     says: str
-    """A regular expression that the message matches."""
+    """A regular expression that the message must match."""
     exit_code: int = 2
     setup: str = ""
-    """Python that a process of its own runs first; empty: the command runs in the process of the test."""
+    """Python that a separate process runs first; if empty, the command runs in the process of the test."""
     forked: bool = False
-    """That process need not import everything anew: `setup` does its work after the imports, too."""
+    """Whether that process may keep its imports: `setup` also works after the imports."""
     note: str = ""
-    """For the page: what `change`, `during` or `setup` did."""
+    """The effect of `change`, `during` or `setup`, in words for the page."""
     varies: str = ""
-    """What of the message may differ between machines: a regular expression."""
+    """A regular expression for the part of the message that may differ between machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What became of a case."""
+    """The outcome of a case."""
 
     message: str
-    """stderr, without what differs between two machines."""
+    """stderr, without the parts that differ between machines."""
     exit_code: int
 
 
@@ -91,12 +91,12 @@ def rows(*values: object) -> str:
 
 
 def reward(body: str, head: str = "") -> str:
-    """rewards.py with another body."""
+    """The text of rewards.py with another body."""
     return f"{head}\n\n\n" * bool(head) + f"def vowels(completions, **columns):\n    {body}\n"
 
 
 def edit_json(name: str, **changes: object) -> Callable[[Path], None]:
-    """Set keys of a JSON file; None removes one."""
+    """A change that sets keys of a JSON file; None removes a key."""
 
     def change(folder: Path) -> None:
         path = own_model(folder) / name
@@ -107,7 +107,7 @@ def edit_json(name: str, **changes: object) -> Callable[[Path], None]:
 
 
 def own_model(folder: Path) -> Path:
-    """The model folder, to be changed; the good one is shared by all cases."""
+    """A copy of the model folder that the case may change; all cases share the good one."""
     model = folder / "model"
     if model.is_symlink():
         good = model.resolve()
@@ -132,7 +132,7 @@ def cut_weights(folder: Path) -> None:
 
 
 def tamper(folder: Path) -> None:
-    """One bit in the weights of every checkpoint."""
+    """Flip one bit in the weights of every checkpoint."""
     shutil.copytree(folder / "finished", folder / "tampered")
     for path in (folder / "tampered").glob("checkpoints/*/model/model.safetensors"):
         content = bytearray(path.read_bytes())
@@ -181,7 +181,7 @@ READ_BY = {
 
 
 def bad_row(bad: Malformed) -> BadInput:
-    """A file of two rows, the second of which is bad, where no row may be dropped."""
+    """A file of two rows, the second of which is bad, in a run that may drop no row."""
     algorithm, chat = READ_BY[bad.kind], bad.layout in ("conversations", "ShareGPT", "Alpaca")
     settings = " data.eval_fraction=0 data.max_dropped=0" + " rewards=[]" * bool(algorithm)
     return BadInput(
@@ -202,7 +202,7 @@ hub.HF_HUB_OFFLINE, hub.HF_HUB_CACHE = True, "cache/hub"
 assert "datasets" not in sys.modules, "it has looked for a network already"
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HOME": "cache"}
 """
-"""Without a network, in a process that has imported huggingface_hub, as those have that are forked."""
+"""No network, in a process that has imported huggingface_hub, as forked processes have."""
 
 CASES: Mapping[str, tuple[BadInput, ...]] = {
     "The command line": (
@@ -785,11 +785,11 @@ CASES: Mapping[str, tuple[BadInput, ...]] = {
 }
 
 
-# --- carrying them out -----------------------------------------------------------------------------------------------
+# --- running the cases -----------------------------------------------------------------------------------------------
 
 
 def make_good(folder: Path) -> Path:
-    """What the cases start from: a model, data, a reward, a config and a finished run."""
+    """Make the folder that the cases start from: a model, data, a reward, a config and a finished run."""
     tiny_model(folder / "model")
     write_prompts(folder / "train.jsonl", count=8)
     write_prompts(folder / "eval.jsonl", count=4, seed=1)
@@ -802,7 +802,7 @@ def make_good(folder: Path) -> Path:
 
 @contextmanager
 def copy_of(good: Path) -> Iterator[Path]:
-    """A folder of a case's own; model and finished run are links, because most cases only read them."""
+    """A folder for one case; model and finished run are links, because most cases only read them."""
     with tempfile.TemporaryDirectory(prefix="bad-input-") as name:
         folder = Path(name).resolve()
         for path in good.iterdir():
@@ -814,7 +814,7 @@ def copy_of(good: Path) -> Iterator[Path]:
 
 
 def provoke(case: BadInput, good: Path) -> Outcome:
-    """Make the mistake, and see what the user sees."""
+    """Provoke the error, and return the output that the user sees."""
     with copy_of(good) as folder:
         for name, content in case.files.items():
             (folder / name).parent.mkdir(exist_ok=True)
@@ -844,7 +844,8 @@ def _in_process_of_its_own(case: BadInput, arguments: list[str], folder: Path) -
 
 
 def normalised(text: str, folder: Path) -> str:
-    """Without what differs between two machines: places, processes, and the marks below a line of a traceback."""
+    """The text without parts that differ between machines: paths, processes, and the marks below a line of a
+    traceback."""
     text = text.replace(f"{folder}/", "").replace(str(folder), "the folder").replace(f"{folder.name}/", "the folder/")
     text = re.sub(r"pid \d+ on [^\s)]+", "pid 4711 on a host", text)
     return "\n".join(line.rstrip() for line in text.splitlines() if not re.fullmatch(r"\s*[~^]+", line))
@@ -877,7 +878,7 @@ def page(outcomes: Mapping[BadInput, Outcome]) -> str:
 
 
 def entry(case: BadInput, outcome: Outcome) -> str:
-    """What the page says about a case."""
+    """The page's entry for a case."""
     given = [f"`{name}`:\n\n```\n{content}```\n" for name, content in case.files.items() if 1 < len(content) < 400]
     message = re.sub(case.varies, "…", outcome.message) if case.varies else outcome.message
     shown = "\n".join([f"$ posttrain {case.command}", message.strip()])

@@ -1,9 +1,9 @@
-"""Run or resume a training, and SIGKILL this very process at a moment within a phase.
+"""Run or resume a training, and send SIGKILL to this process at a moment within a phase.
 
     drive("train", "CONFIG.yaml", PHASE, COUNT, DELAY)
     drive("resume", "RUN")
 
-PHASE is sample, update or save; the kill comes DELAY seconds after it has begun for the COUNT-th time.
+PHASE is sample, update or save; the kill comes DELAY seconds after the phase has begun for the COUNT-th time.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kill_after(delay: float) -> None:
 
 
 def drive(verb: str, target: str, *when: str) -> None:
-    """For a process of its own: it is killed, and what it replaces stays replaced."""
+    """Call it in a separate process: the process is killed, and its patches stay in place."""
     if when:
         phase, count, delay = when[0], int(when[1]), float(when[2])
         owner, name = {

@@ -1,11 +1,11 @@
-"""Train or resume a pipeline, and SIGKILL this very process at a moment of one of its stages.
+"""Train or resume a pipeline, and send SIGKILL to this process at a moment of one of its stages.
 
     drive("train", "PIPELINE.yaml", STAGE, STEP)
     drive("resume", "FOLDER")
 
-The kill comes when the run in the folder STAGE has written down step STEP; with `end` for a step, when that run has
-ended and the pipeline has not yet written anything about it. `export end`: when the exported model is in its place, and
-the pipeline has not yet written that down.
+The kill comes when the run in the folder STAGE has recorded step STEP. With `end` instead of a step, it comes when that
+run has ended and the pipeline has not yet recorded that. With `export end`, it comes when the exported model is in
+place, and the pipeline has not yet recorded that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def kill_after_export() -> None:
 
 
 def drive(verb: str, target: str, *when: str) -> None:
-    """For a process of its own: it is killed, and what it replaces stays replaced."""
+    """Call it in a separate process: the process is killed, and its patches stay in place."""
     if when:
         stage, step = when
         if stage == "export":

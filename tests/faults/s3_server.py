@@ -1,4 +1,4 @@
-"""A server that speaks S3 (moto), in a process of its own, and a wire to it that can be cut."""
+"""A server for the S3 protocol (moto) in a separate process, and a connection to it that can be cut."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 from posttrain.train.local_ranks import free_port
 
 PYTHON = os.environ.get("POSTTRAIN_MOTO", sys.executable)
-"""An interpreter that has moto[server]; s3fs is needed in this one."""
+"""An interpreter that has moto[server]; this interpreter needs s3fs."""
 KEYS = {"AWS_ACCESS_KEY_ID": "canary-key-id", "AWS_SECRET_ACCESS_KEY": "canary-secret-1234567890"}
 
 
@@ -28,7 +28,7 @@ def require_s3() -> None:
 
 
 def environment(port: int) -> dict[str, str]:
-    """How a client finds it; it does not try again by itself."""
+    """Environment variables that tell a client the server's address and switch off its retries."""
     return {
         **KEYS,
         "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
@@ -39,7 +39,7 @@ def environment(port: int) -> dict[str, str]:
 
 @contextmanager
 def serving(log: Path, **told: str) -> Iterator[int]:
-    """Its port, once it answers."""
+    """Start a server; yield its port when it answers."""
     port = free_port()
     with log.open("wb") as output:
         server = subprocess.Popen(
@@ -67,7 +67,7 @@ def _answers(port: int) -> bool:
 
 
 class Wire:
-    """Passes bytes on to a port, until it is cut: then nobody answers, and open connections are reset."""
+    """Forwards bytes to a port, until it is cut: then nothing answers, and open connections are reset."""
 
     def __init__(self, to: int) -> None:
         self.port, self._to = free_port(), to

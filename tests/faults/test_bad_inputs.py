@@ -1,6 +1,6 @@
-"""Whatever is wrong, the user is told what was given, what is allowed and how to put it right; never exit code 0.
+"""For every wrong input, the user learns what was given, what is allowed and how to fix it; the exit code is never 0.
 
-The table is in bad_inputs.py, and docs/bad-inputs.md shows what it produces.
+The table is in bad_inputs.py, and docs/bad-inputs.md shows its output.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def good(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def as_tested() -> bool:
-    """Messages of other libraries are part of some; the page shows those of the tested versions."""
+    """Whether the libraries have the tested versions: some messages contain theirs, and the page shows those."""
     packages = [finding for finding in check_environment().findings if finding.fix.startswith("pip")]
     return not packages
 
@@ -35,10 +35,10 @@ def test_a_bad_input_is_explained_and_does_not_exit_with_0(case: BadInput, good,
     outcome = provoke(case, good)
     assert outcome.exit_code == case.exit_code, outcome.message
     assert re.search(case.says, outcome.message, re.DOTALL), outcome.message
-    assert re.match(r"\w+: ", outcome.message), f"something stands before the message:\n{outcome.message}"
+    assert re.match(r"\w+: ", outcome.message), f"there is text before the message:\n{outcome.message}"
     assert "fault in posttrain" not in outcome.message
     if as_tested:
-        assert entry(case, outcome) in PAGE.read_text(), "python -m tests.faults.bad_inputs writes the page anew"
+        assert entry(case, outcome) in PAGE.read_text(), "python -m tests.faults.bad_inputs writes the page again"
 
 
 def test_the_page_has_every_case_once_and_no_other():

@@ -1,4 +1,5 @@
-"""Files of a run's measurements that were lost or damaged: marked as lost or recovered, never another number."""
+"""Lost or damaged files of a run's measurements: a value is marked as lost or recovered, and never replaced by
+another."""
 
 import json
 import shutil
@@ -57,7 +58,7 @@ def test_a_resumed_run_never_takes_its_trained_weights_for_its_baseline(run, tmp
     content = damages((copy / file).read_bytes())[what]
     (copy / file).unlink() if content is None else (copy / file).write_bytes(content)
     after = pt.resume(copy).evaluation
-    assert after["baseline"] == before["baseline"], "recovered, or untouched"
+    assert after["baseline"] == before["baseline"], "recovered, or unchanged"
     assert after["trained"] == before["trained"]
     if file == "evaluation.json":
         assert after["difference"] == before["difference"]

@@ -1,4 +1,4 @@
-"""A model whose files changed after it was saved is used by nobody: whatever opens it names the file."""
+"""A model whose files changed after it was saved is never used: every loader names the changed file."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ ROWS = [{"prompt": word, "completion": word[::-1]} for word in ("abc", "bcd", "c
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two checkpoints, with adapters."""
+    """A run with two checkpoints and with adapters."""
     folder = tmp_path_factory.mktemp("saved")
     tiny_model(folder / "start")
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))

@@ -1,4 +1,4 @@
-"""A weight that is no number is named by every run, whatever it learns from and whether or not rows are held out."""
+"""Every kind of run names a weight that is not finite, with or without held-out rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Engines in processes of their own: they change nothing of a synchronous run, and a run survives their end."""
+"""Engines in separate processes: they change nothing in a synchronous run, and a run survives their death."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def weights(run: Path):
 
 
 def groups_of(run: Path) -> list[tuple[int, int]]:
-    """(step, prompt) of every group that was trained, in order."""
+    """(step, prompt) of every trained group, in order."""
     files = sorted((run / "rollouts").glob("step-*.parquet"))
     rows = [row for file in files for row in pq.read_table(file, columns=["step", "group", "prompt_index"]).to_pylist()]
     return [
@@ -76,7 +76,7 @@ def messages(run: Path) -> list[str]:
 
 
 def engines() -> list[int]:
-    """Processes of engines that were started here, in the order in which they were."""
+    """Ids of the engine processes that were started here, in order of their start."""
     found = subprocess.run(["pgrep", "-P", str(os.getpid()), "-f", "posttrain.engines.worker"], capture_output=True)
     return [int(number) for number in found.stdout.split()] + ForkedEngine.there()
 
@@ -93,7 +93,7 @@ VARIANTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_engines_equal_the_process_itself_bit_for_bit(place, variant, own_engines):
-    """12 steps, nothing sampled ahead, with engines that are started as those of a user are."""
+    """12 steps, nothing sampled ahead, with engines that are started like a user's."""
     equal_with(place, variant, [0, 1, 2])
 
 
@@ -182,7 +182,7 @@ def throw(error):
 
 
 def only_after_training(each):
-    """The evaluation before training is left to the process itself."""
+    """This process makes the evaluation before training."""
 
     def asked(self, prompts, sampling, **how):
         answers = each if self.driver().controller.version == 12 else lambda self, *a, **h: self.window.each(*a, **h)
@@ -227,15 +227,15 @@ def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_onc
     counts = Counter(prompt for _, prompt in groups_of(run))
     assert len(counts) == 60 * 4
     assert set(counts.values()) == {1}
-    for record in done.metrics:  # rows of a hung engine may come back too old, and then train nothing
+    for record in done.metrics:  # rows of a hung engine may come back too old, and then nothing is trained on them
         assert 0 <= record["staleness/min"] <= record["staleness/max"]
         assert record["staleness/max"] <= 8 or record["staleness/masked"] > 0
 
 
 def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
-    """The checkpoint holds finished groups and rows in flight with their tokens; nothing is trained twice or lost.
+    """The checkpoint holds finished groups, and unfinished rows with their tokens; nothing is trained twice or lost.
 
-    Beside engines a trainer computes with fewer threads; the process has all of them again afterwards.
+    With engines a trainer computes with fewer threads; the process has all of them again afterwards.
     """
     threads = torch.get_num_threads()
     first = pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 10})
@@ -250,7 +250,7 @@ def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
 
 @pytest.mark.slow
 def test_engines_join_a_run_that_has_sampled_by_itself_and_leave_it_when_nothing_was_ahead(place):
-    """3 steps here, 3 by an engine, 3 here again are 9 steps here, bit for bit."""
+    """3 steps here, 3 by an engine and 3 here again equal 9 steps here, bit for bit."""
     whole = pt.train(config(place, "whole"), **{"train.steps": 9})
     parts = pt.train(config(place, "parts"), **{"train.steps": 3})
     written = parts.folder / "config.yaml"
@@ -264,7 +264,7 @@ def test_engines_join_a_run_that_has_sampled_by_itself_and_leave_it_when_nothing
 
 
 def test_a_run_that_was_ahead_keeps_its_engines(place):
-    """What it trained is not the beginning of the data: without engines, prompts would come twice and never."""
+    """Its trained prompts are not the first ones of the data: without engines, prompts would be repeated or skipped."""
     state = {"version": 2, "finished": [9], "in_flight": [{"group": 7}]}
     with pytest.raises(
         ConfigError, match=r"rollout\.engines = 0, but 2 groups of the checkpoint were waiting or running"
@@ -274,7 +274,7 @@ def test_a_run_that_was_ahead_keeps_its_engines(place):
 
 
 def of_run(run: Path) -> list[int]:
-    """Engines that write into the folder of this run, whoever is their parent."""
+    """Ids of the engines that write into the folder of this run, even if they have another parent now."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         with suppress(psutil.Error):
@@ -301,7 +301,7 @@ def test_no_engine_outlives_its_trainer(place, number, code, count):
         time.sleep(0.05)
     assert len(of_run(run)) == count
     if number == signal.SIGKILL:
-        os.kill(of_run(run)[0], signal.SIGSTOP)  # a stopped process reads nothing, not even that its trainer has gone
+        os.kill(of_run(run)[0], signal.SIGSTOP)  # a stopped process reads nothing, not even that its trainer has ended
     process.send_signal(number)
     process.communicate(timeout=60)
     assert process.returncode == code

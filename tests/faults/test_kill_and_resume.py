@@ -1,4 +1,4 @@
-"""Promise 4: a run that was killed at any moment and resumed is the run that was never killed, bit for bit (CPU)."""
+"""Promise 4: a run that is killed at any moment and resumed equals an uninterrupted run, bit for bit (CPU)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.tiny import tiny_model, write_prompts
 
 STEPS = 12
 LATEST = {"sample": 3, "update": 4, "save": 2}
-"""How often a phase may have begun before the kill: few enough that the run is not over before the tenth."""
+"""The highest count of a phase at which the kill may come: small enough that the run lasts until the tenth kill."""
 
 REWARD = '''
 def vowels(prompt, completion, **row):
@@ -62,7 +62,7 @@ def drive(verb: str, target: Path, *when: object, run: Callable[..., Ended] = ru
 
 
 def weights(run: Path) -> dict[str, str]:
-    """The content of everything that the next step would depend on."""
+    """The content of all files that the next step depends on."""
     files = sorted((run / "checkpoints" / f"step-{STEPS:06d}").rglob("*"))
     assert files, f"{run} has no last checkpoint"
     named = {str(path.relative_to(run)): path for path in files if path.is_file() and "manifest" not in path.name}

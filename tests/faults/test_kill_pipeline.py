@@ -1,4 +1,4 @@
-"""A pipeline that was killed in a stage, or between two, and resumed is the pipeline that was never killed."""
+"""A pipeline that is killed in a stage, or between two stages, and resumed equals an uninterrupted pipeline."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def drive(verb: str, target: Path, *when: str, run: Callable[..., Ended] = run_a
 
 
 def weights(run: Path) -> dict[str, str]:
-    """The content of everything in the last checkpoint that does not name a folder."""
+    """The content of all files in the last checkpoint that name no folder."""
     files = [path for path in sorted((run / "checkpoints" / "step-000004").rglob("*")) if path.is_file()]
     assert files, f"{run} has no last checkpoint"
     named = {str(path.relative_to(run)): path for path in files if "manifest" not in path.name}

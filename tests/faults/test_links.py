@@ -1,4 +1,4 @@
-"""Whatever name in a run folder is a link, a pipe or a socket: nothing outside is changed, deleted or shown."""
+"""Any name in a run folder may be a link, a pipe or a socket: nothing outside is changed, deleted or shown."""
 
 import os
 import shutil

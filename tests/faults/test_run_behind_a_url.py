@@ -1,4 +1,4 @@
-"""A run whose output is a URL, killed, goes on on another machine, and is the run that was never killed (CPU)."""
+"""A run whose output is a URL is killed, continues on another machine, and equals an uninterrupted run (CPU)."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def vowels(prompt, completion, **row):
 
 
 def drive_on(machine: str, every: str, verb: str, target: str, *killed: str) -> None:
-    """For a process of its own: a machine is a folder for runs."""
+    """Call it in a separate process; a machine is represented by a folder for runs."""
     os.environ["POSTTRAIN_RUNS"] = machine
     carrier.EVERY, carrier.PATIENCE = float(every), 1.0
     if killed:
@@ -79,7 +79,7 @@ def drive_on(machine: str, every: str, verb: str, target: str, *killed: str) -> 
 
 
 def kill_in_third_save() -> None:
-    """That of step 4, once all that is older is behind the URL."""
+    """Kill the process in the save of step 4, after all older files are at the URL."""
     save, calls = Run.save, []
 
     def killed(self: Run, **how: bool) -> None:
@@ -97,7 +97,7 @@ def drive(folder: Path, machine: str, verb: str, target: str, *killed: str) -> E
 
 
 def test_killed_in_a_save_it_goes_on_elsewhere_bit_for_bit(folder):
-    """The save of step 4 is killed; what is behind the URL then is what the other machine gets."""
+    """The save of step 4 is killed; the other machine gets the files that are at the URL then."""
     url = f"file://{folder}/bucket/run"
     whole = drive(folder, "whole", "train", str(write_config(folder, str(folder / "whole-run"))))
     assert whole.exit_code == 0, whole.errors
@@ -142,7 +142,7 @@ def events(run: Path) -> list[dict[str, str]]:
 
 
 def test_a_run_at_a_url_is_evaluated_where_it_never_was(folder, tmp_path, monkeypatch):
-    """Of the run of the first test, which is there."""
+    """It is the run of the first test, which remains at the URL."""
     url = f"file://{folder}/bucket/run"
     monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path))
     here, there = posttrain.evaluate(url).to_json(), posttrain.evaluate(folder / "whole-run").to_json()

@@ -1,4 +1,4 @@
-"""Runs on storage that speaks S3: a real server, and s3fs as its client."""
+"""Runs on S3 storage: a real server, and s3fs as its client."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def server(tmp_path_factory):
 
 @pytest.fixture
 def wire(server, monkeypatch, tmp_path) -> s3_server.Wire:
-    """To a bucket that there is."""
+    """A connection to an existing bucket."""
     wire = s3_server.Wire(server)
     for name, value in s3_server.environment(wire.port).items():
         monkeypatch.setenv(name, value)
@@ -54,7 +54,7 @@ def make_bucket() -> None:
 
 
 def drive_s3(port: str, *told: str) -> None:
-    """For a process of its own."""
+    """Call it in a separate process."""
     os.environ.update(s3_server.environment(int(port)))
     drive_on(*told)
 

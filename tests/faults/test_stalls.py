@@ -1,4 +1,4 @@
-"""A run in which nothing goes on any more ends, says where it stood, and can be resumed; a slow one goes on."""
+"""A run that makes no progress ends, says where it hung, and can be resumed; a slow run continues."""
 
 from __future__ import annotations
 
@@ -67,24 +67,24 @@ def test_a_reward_that_hangs_beyond_its_timeout_ends_the_run_with_the_stacks_of_
     assert "`posttrain resume" in ended.errors
     stacks = (folder / "run" / "stalled.txt").read_text()
     assert "Thread" in stacks
-    assert "in one_step" in stacks, "where the loop stood"
+    assert "in one_step" in stacks, "the place where the loop hung"
     error = json.loads((folder / "run" / "error.json").read_text())
     assert (error["type"], error["exit_code"]) == ("GuardStop", 4)
     workers = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
-    assert workers == [], "no process of the run is left"
+    assert workers == [], "no process of the run remains"
     (folder / "go-on").touch()
     assert posttrain.resume(folder / "run").step == 3
 
 
 def test_a_run_that_is_slow_and_goes_on_is_left_alone(folder):
-    """The step waits for sixteen rewards, for longer than the limit."""
+    """The step waits for sixteen rewards, longer than the limit."""
     ended = run_alone(train, str(folder), "slow", "9", "1")
     assert ended.exit_code == 0, ended.errors
     assert not (folder / "run" / "stalled.txt").exists()
 
 
 def test_time_in_which_the_whole_process_was_stopped_does_not_count(tmp_path, monkeypatch):
-    """The clock has jumped by an hour; nobody had the chance to beat."""
+    """The clock jumps by an hour, in which no thread could report progress."""
     from posttrain.train import watchdog
 
     class Store:
@@ -99,7 +99,7 @@ def test_time_in_which_the_whole_process_was_stopped_does_not_count(tmp_path, mo
 
 
 class Place:
-    """As much of a store as the last words need."""
+    """As much of a store as the final messages need."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.errors = folder, []
@@ -123,7 +123,7 @@ def test_an_interactive_process_is_told_and_goes_on(tmp_path, monkeypatch, capsy
 
 
 def test_a_link_in_place_of_the_stacks_leads_nowhere(tmp_path):
-    """Made while the run goes on, for example by a reward."""
+    """A reward, for example, could make the link during the run."""
     (tmp_path / "run").mkdir()
     (tmp_path / "victim").write_text("as it was")
     (tmp_path / "run" / "stalled.txt").symlink_to(tmp_path / "victim")

@@ -1,7 +1,7 @@
-"""What a step of training asks of a GPU, counted on the stand-in for one: the table of docs/gpu.md.
+"""GPU work of a training step, counted on the stand-in for a GPU: the table of docs/gpu.md.
 
-`python -m tests.gpu.count_training` prints it, and test_training_path.py compares the page with it. What was counted
-before updates ran without waiting cannot be counted again: it stands here.
+`python -m tests.gpu.count_training` prints it, and test_training_path.py compares the page with it. The counts from
+before updates ran without waiting cannot be repeated, so this file holds them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ BEFORE = {
     "ppo": Before(name="PPO with a critic of its own", waits=74, casts=688_992, megabytes=36.6),
 }
 LAUNCHES = 1_345
-"""Of GRPO and of DPO, before."""
+"""Launches of a step of GRPO or DPO, from before updates ran without waiting."""
 
 
 def run(folder: Path, names: Sequence[str]) -> dict[str, Any]:
-    """In one process of their own: torch has to find the stand-in when it is imported."""
+    """Run the scenarios in one separate process, because torch must find the stand-in when it is imported."""
     root, package = Path(__file__).parents[2], Path(posttrain.__file__).parents[1]
     environment = {**os.environ, "PYTHONPATH": f"{package}{os.pathsep}{root}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tests.gpu.program", str(folder), *names]
@@ -50,7 +50,7 @@ def run(folder: Path, names: Sequence[str]) -> dict[str, Any]:
 
 
 def counted(folder: Path) -> dict[str, Any]:
-    """With a Llama of two layers."""
+    """The accounts of a Llama with two layers."""
     tiny_model(folder / "llama")
     return run(folder, tuple(BEFORE))
 

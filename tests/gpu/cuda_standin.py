@@ -1,8 +1,8 @@
-"""A CUDA device without a card, on which real code runs: it finds what a card would wait for, and what it would refuse.
+"""A CUDA device without a card that runs real code: it finds operations that a card would wait for or refuse.
 
 Tensors on the CPU are real. Those on "cuda" are fake: they have a shape, a dtype and a device, and no numbers. So the
-loop of training runs as it is written, from the packing of rows to the optimizer step, and every operation on the
-device is seen. What is read back from it is 1, or True.
+training loop runs unchanged, from the packing of rows to the optimizer step, and every operation on the device is
+recorded. A value that is read back from the device is 1, or True.
 
     wait       the host waits for the device: `.item()`, a copy to the host, a copy from memory that is not pinned, a
                result whose size depends on numbers
@@ -28,8 +28,8 @@ from typing import Any
 
 
 def load(build: Path) -> None:
-    """Compile the stand-in into `build`, once, and load it. Raises OSError where there is no compiler."""
-    assert "torch" not in sys.modules, "the stand-in has to be there before torch looks for CUDA"
+    """Compile the stand-in into `build`, once, and load it. Raises OSError if there is no compiler."""
+    assert "torch" not in sys.modules, "the stand-in must be loaded before torch looks for CUDA"
     found = importlib.util.find_spec("torch")
     assert found is not None
     assert found.origin is not None
@@ -48,42 +48,42 @@ class WrongDevice(RuntimeError):
 
 @dataclass(frozen=True)
 class Wait:
-    """The host waits for everything that was asked of the device before."""
+    """The host waits for all earlier work of the device."""
 
     why: str
     place: str
-    """Function of this library in which it happens, or that of another one where none of ours is on the stack."""
+    """The function of this library that waits; that of another library if none of ours is on the stack."""
 
 
 @dataclass
 class Account:
-    """What happened on the device."""
+    """Counts of the events on the device."""
 
     waits: list[Wait] = field(default_factory=list)
     launches: int = 0
-    """Operations that compute something; views do not."""
+    """Operations that compute something, which excludes views."""
     moved: int = 0
-    """Bytes that those read and write."""
+    """Bytes that those operations read and write."""
     copies: Counter[str] = field(default_factory=Counter)
     """Bytes by direction, "to device" and "to host"."""
     operations: Counter[str] = field(default_factory=Counter)
     casts: Counter[str] = field(default_factory=Counter)
-    """Numbers that were cast, by the two dtypes."""
+    """Number of cast elements, by the two dtypes."""
     cast_matrices: Counter[str] = field(default_factory=Counter)
-    """Casts to bfloat16 of tensors with two dimensions, as weights are, by their shape."""
+    """Casts to bfloat16 of two-dimensional tensors such as weights, by their shape."""
     pinned: list[tuple[Any, int]] = field(default_factory=list)
-    """What was copied from without waiting, and its version at that moment."""
+    """Sources of asynchronous copies, with their version at that moment."""
 
     def places(self) -> Counter[str]:
         return Counter(f"{wait.why} in {wait.place}" for wait in self.waits)
 
     def unsafe(self) -> int:
-        """Tensors that were written to after an asynchronous copy had begun to read them."""
+        """Number of tensors that were written to after an asynchronous copy began to read them."""
         return sum(tensor._version != version for tensor, version in self.pinned)
 
 
 def device_class() -> Any:
-    """The mode under which tensors on "cuda" are fake; made here because torch may be imported only after `load`."""
+    """The mode in which tensors on "cuda" are fake; defined here because torch may be imported only after `load`."""
     import torch
     from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -180,7 +180,7 @@ def device_class() -> Any:
             return not isinstance(x, FakeTensor) and x.untyped_storage().data_ptr() in self._pinned
 
         def _sized_by_numbers(self, func: Any, args: Any, kwargs: Any) -> Any:
-            """For an operation whose result has as many elements as there are non-zero numbers: a result with all."""
+            """A result of full size, for an operation whose result has one element for each non-zero number."""
             by_mask = func in (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
             masks = [i for i in args[1] if i is not None and i.dtype in (torch.bool, torch.uint8)] if by_mask else []
             if func in sized_by_numbers or (
@@ -209,7 +209,7 @@ def device_class() -> Any:
 
         @contextmanager
         def counting(self) -> Iterator[Account]:
-            """An account of its own for what happens inside."""
+            """A separate account for the operations inside."""
             before, self.account = self.account, Account()
             try:
                 yield self.account
@@ -220,7 +220,7 @@ def device_class() -> Any:
 
 
 def _place() -> str:
-    """Where in this library or in another one; "a backward pass" where no Python is on the stack."""
+    """The place in this library or in another one; "a backward pass" if there is no Python on the stack."""
     names: list[str] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -235,7 +235,7 @@ def _place() -> str:
 
 @contextmanager
 def a_device() -> Iterator[Any]:
-    """Inside, this process has a GPU, and what happens on it is on the account of the mode that is given."""
+    """A context in which this process has a GPU; the mode that it yields counts the operations."""
     import torch
     import torch.cuda.amp.common
     import transformers.masking_utils
@@ -243,7 +243,7 @@ def a_device() -> Iterator[Any]:
     moved: dict[int, tuple[Any, Any]] = {}
 
     def apply(module: torch.nn.Module, change: Any, recurse: bool = True) -> torch.nn.Module:
-        """`Module._apply` by new parameters: what fake tensors are made of cannot be exchanged in place. Ties stay."""
+        """`Module._apply` with new parameters, because fake storage cannot be replaced in place. Ties are kept."""
         for child in module.children() if recurse else ():
             apply(child, change)
         for values in (module._parameters, module._buffers):
@@ -272,7 +272,7 @@ def a_device() -> Iterator[Any]:
         (torch.cuda, "set_rng_state"): lambda state, device=None: None,
         (torch.cuda, "get_device_capability"): lambda device=None: (9, 0),
         (torch.cuda.amp.common, "amp_definitely_not_available"): lambda: False,
-        (transformers.masking_utils, "is_tracing"): lambda tensor=None: False,  # which fake tensors are taken for
+        (transformers.masking_utils, "is_tracing"): lambda tensor=None: False,  # fake tensors are mistaken for tracing
     }
     before = {place: getattr(*place) for place in answers}
     for (module, name), answer in answers.items():

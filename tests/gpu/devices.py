@@ -1,6 +1,6 @@
-"""Where a test runs: on the processor, in `make test`, and on a card, in `make test-gpu`.
+"""The device of a test: the processor in `make test`, and a card in `make test-gpu`.
 
-Every test of this folder takes its device as a parameter, so that each line of it is run without a card, too.
+Every test of this folder takes its device as a parameter, so that each line of it also runs without a card.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ PRECISIONS = ["float32", "bfloat16"]
 
 
 def on_card(members: Iterable[Any], *quick: Any, later: Iterable[Any] = ()) -> list[Any]:
-    """(device, member): these on the processor, others there in `make test-slow`, and all of them on a card."""
+    """(device, member) pairs: `quick` members on the processor, the others there in `make test-slow`, and all on a
+    card."""
     slow = (pytest.param("cpu", member, marks=pytest.mark.slow) for member in later if member not in quick)
     card = (pytest.param("cuda", member, marks=ON_CARD) for member in members)
     return [*(("cpu", member) for member in quick), *slow, *card]
 
 
 def held_bytes(device: str) -> int:
-    """Of tensors that are alive: as the allocator of the card counts them, or in all tensors that Python can reach."""
+    """Bytes of living tensors: counted by the card's allocator, or over all tensors that Python can reach."""
     gc.collect()
     if device == "cuda":
         torch.cuda.synchronize()

@@ -1,8 +1,8 @@
-"""A step of training with `train.cpu_offload` on the stand-in for a CUDA device: where things lie, as JSON on stdout.
+"""A training step with `train.cpu_offload` on the stand-in for a CUDA device: the places of tensors, as JSON on stdout.
 
     python -m tests.gpu.offloading FOLDER
 
-One rank of two: what the other one sends has no numbers either, since collectives do nothing (PyTorch's `FakeStore`).
+One rank of two. Messages of the other rank have no numbers either: collectives do nothing (PyTorch's `FakeStore`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if __name__ == "__main__":
 
 import torch
 import torch.distributed as dist
-import torch.distributed._tools.fake_collectives  # shapes of what collectives give
+import torch.distributed._tools.fake_collectives  # the shapes of collectives' results
 from tests.gpu.program import given
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -46,7 +46,7 @@ class FirstOfTwo(OneRank):
 
 
 class Stream:
-    """Of a device that does everything at once; an event is the same."""
+    """A stream of a device that finishes all work immediately; also serves as an event."""
 
     def __init__(self, *args: Any, **how: Any) -> None: ...
 
@@ -65,7 +65,7 @@ class Stream:
 
 @contextmanager
 def streams() -> Iterator[None]:
-    """Inside, FSDP finds the streams that it asks a device for."""
+    """A context in which FSDP finds the streams that it requests from a device."""
     answers = {
         (torch.cuda, "Stream"): Stream,
         (torch.cuda, "Event"): Stream,

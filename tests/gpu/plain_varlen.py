@@ -1,7 +1,7 @@
-"""What a kernel for sequences of different lengths promises, in plain operations; and an acceleration that uses it.
+"""The contract of a kernel for sequences of different lengths, in plain operations; and an acceleration that uses it.
 
-Causality is aligned at the end: with q queries and k keys, query i sees the first k - q + i + 1 keys. Nothing else of
-the library knows that: where a kernel aligned it at the beginning, the numbers would be others.
+Causality is aligned at the end: with q queries and k keys, query i sees the first k - q + i + 1 keys. No other code of
+the library knows that: a kernel that aligned it at the beginning would give other numbers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Steps of training on the stand-in for a CUDA device, in a process of their own: accounts as JSON on standard output.
+"""Training steps on the stand-in for a CUDA device, in a separate process: accounts as JSON on standard output.
 
     python -m tests.gpu.program FOLDER NAME...
 
-Each name is a scenario: an algorithm with its settings, and what is planted into the loop, if anything.
+Each name is a scenario: an algorithm with its settings and, in some scenarios, a fault planted into the loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from posttrain.train.trainer import Trainer
 from posttrain.types import Batch, Experience, Mismatched, Tokens
 
 ROWS, WIDTH, PROMPT = 8, 32, 20
-"""Rows of two prompts, which share their first 20 tokens."""
+"""Number of rows of two prompts, which share their first 20 tokens."""
 
 
 def main(folder: Path, names: list[str]) -> None:
@@ -58,7 +58,7 @@ def account_of(folder: Path, scenario: Scenario) -> dict[str, Any]:
     with cuda_standin.a_device() as device, ExitStack() as planted:
         trainer = build(config, folder)
         experience = given(config)
-        assert trainer.forward.shares_prefixes  # how the models are run is found before anything is counted
+        assert trainer.forward.shares_prefixes  # how the models are run is decided before the counting starts
         if scenario.plant is not None:
             planted.enter_context(PLANTED[scenario.plant](trainer))
         try:
@@ -87,7 +87,7 @@ def needs_of(scenario: Scenario) -> frozenset[str]:
 
 
 def build(config: RunConfig, folder: Path) -> Trainer:
-    """The trainer as a run has it, without data and without whoever samples."""
+    """The trainer as a run has it, without data and without a sampler."""
     algorithm = config.algorithm.build()
     beside = {"numbers": NonFinite(lambda step, rows: folder / "evidence"), "publish": lambda step: {}}
     if "scores" not in algorithm.needs:
@@ -105,7 +105,8 @@ def build(config: RunConfig, folder: Path) -> Trainer:
 
 
 def given(config: RunConfig) -> Experience | Batch:
-    """Rows of random letters with a prompt of 20 and answers of up to 12 tokens, of the kind that is learned from."""
+    """Rows of random letters, with a prompt of 20 tokens and answers of up to 12, in the form that the algorithm
+    needs."""
     dice = torch.Generator().manual_seed(0)
     prompts_PT = torch.randint(3, 30, (2, PROMPT), generator=dice)
     answers_BT = torch.randint(3, 30, (ROWS, WIDTH - PROMPT), generator=dice)
@@ -128,7 +129,7 @@ def given(config: RunConfig) -> Experience | Batch:
         ends_BT = mask_BT & (places_T % 4 == 3)
         return Batch.from_steps(ends_BT, torch.where(ends_BT, (places_T % 8 == 3).float(), 0.0), tokens=tokens)
     if kind == "pairs":
-        rows = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # the two answers of a pair have one prompt
+        rows = torch.tensor([0, 2, 4, 6, 1, 3, 5, 7])  # the two answers of a pair share a prompt
         return Batch.from_pairs(mask_BT[rows], logprobs_BT[rows], tokens=tokens.rows(rows))
     return Experience.from_rewards(
         torch.rand(2, ROWS // 2, generator=dice),
@@ -153,7 +154,7 @@ def minibatch(experience: Experience | Batch) -> Batch:
     return experience if isinstance(experience, Batch) else Batch.from_experience(experience)
 
 
-# --- what is planted: each is a fault that must be found -------------------------------------------------------------
+# --- planted faults, each of which the stand-in must find ------------------------------------------------------------
 
 
 def _around_the_loss(change: Callable[[torch.Tensor], Any]) -> Callable[[Trainer], Any]:

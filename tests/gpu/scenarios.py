@@ -1,4 +1,4 @@
-"""What is trained on the stand-in: read by the tests as well, which import nothing that torch has to be loaded for."""
+"""Scenarios for training on the stand-in; tests import this module, so it must not import torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Scenario:
     settings: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     plant: str | None = None
-    """What is put into the loop."""
+    """The fault that is planted into the loop."""
 
 
 SCENARIOS = {

@@ -1,4 +1,4 @@
-"""docs/speed-gpu.md says what the results on file say, and the measurement keeps its time."""
+"""docs/speed-gpu.md agrees with the results on file, and the measurement keeps to its time."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_the_page_is_that_of_the_results_on_file_and_there_is_none_before_a_card
     assert page.PAGE.exists() == bool(RESULT)
     if RESULT:
         assert page.page_of(RESULT) == page.PAGE.read_text()
-        assert "driver" in RESULT["about"]["card"], "a processor's figures are not those of a card"
+        assert "driver" in RESULT["about"]["card"], "figures of a processor are not those of a card"
 
 
 # --- the page --------------------------------------------------------------------------------------------------------
@@ -37,7 +37,7 @@ def side(seconds: float, **more: Any) -> dict[str, Any]:
 
 
 def planted() -> dict[str, Any]:
-    """A card whose products run at 800 TFLOP/s, and a step of training that takes 720 TFLOP."""
+    """A planted result: a card with 800 TFLOP/s, and a training step of 720 TFLOP."""
     origin = {"date": "2026-12-01", "commit": "abc", "machine": {}}
     common = {"model": {"parameters": 1_543_000_000}, "tokens": {"sampled": 26_000, "shared": 28_000}, "origin": origin}
     ours = side(4.0, **{"time/sample": 2.0, "time/train": 1.8, "time/publish": 0.2})
@@ -112,7 +112,7 @@ def test_the_examples_of_its_docstrings_hold(module):
 
 @pytest.mark.parametrize(("model", "billions"), [("0.5b", 0.494), ("1.5b", 1.543), ("3b", 3.085)])
 def test_the_shapes_are_those_of_qwen(model, billions):
-    """Parameters as its model cards have them, but for the biases."""
+    """The parameter counts are those of the model cards, except for the biases."""
     shape = work.MODELS[model]
     width = shape["hidden_size"] // shape["num_attention_heads"]
     queries, keys = shape["hidden_size"], width * shape["num_key_value_heads"]
@@ -205,7 +205,7 @@ def test_a_calibration_takes_the_place_of_an_older_one_of_its_card(tmp_path):
 
 @pytest.fixture
 def command(monkeypatch):
-    """`python -m benchmarks.gpu` in this process: its exit code."""
+    """Run `python -m benchmarks.gpu` in this process and return its exit code."""
 
     def run(*arguments: str) -> int:
         monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *arguments])
@@ -239,12 +239,12 @@ def test_the_command_measures_keeps_and_writes_its_page(command, tmp_path, capsy
     assert out.with_suffix(".md").read_text() == page.page_of(result)
     assert capsys.readouterr().out.startswith("rates: ")
     assert command("rates", *where, "--missing", "--out", str(out)) == 0
-    assert capsys.readouterr().out == "", "it is on file"
+    assert capsys.readouterr().out == "", "the result is on file already"
 
 
 @pytest.mark.slow
 def test_every_part_runs_on_a_processor(command, tmp_path, monkeypatch):
-    """Without peers, whose sides say that they are missing."""
+    """Peers are not installed; their sides say so."""
     monkeypatch.delenv("POSTTRAIN_BENCH_TRL", raising=False)
     out = tmp_path / "speed.json"
     assert command("--device", "cpu", "--models", "tiny", "--budget", "900", "--out", str(out)) == 0

@@ -1,4 +1,4 @@
-"""What is missing on a machine without a card is said in one line, before anything is installed."""
+"""A machine without a card gets one line that says what is missing, before anything is installed."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_driver_that_runs_no_torch_of_these(tmp_path, monkeypatch):
 
 
 def test_another_index_is_another_installation(tmp_path):
-    """Asked of make itself, beside what was installed before: nothing runs."""
+    """The test asks make for its commands, given an earlier installation, and runs none of them."""
     path = driver(tmp_path, "echo 'NVIDIA L4, 580.159.04, 23034'")
     (tmp_path / "venv").mkdir()
     (tmp_path / "venv/installed-dev-pypi").touch()
@@ -102,7 +102,7 @@ def test_another_index_is_another_installation(tmp_path):
 
 @pytest.mark.parametrize("target", ["test-gpu", "bench-gpu"])
 def test_make_says_so_before_it_installs_anything(tmp_path, target):
-    """With a driver that sees no card; nothing is written beside the repository's files."""
+    """The driver sees no card; no file is added to the repository's."""
     path = driver(tmp_path, "echo 'No devices were found'; exit 6")
     before = set(ROOT.iterdir())
     command = ["make", "--no-print-directory", target, f"PYTHON={sys.executable}"]

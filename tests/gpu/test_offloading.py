@@ -1,4 +1,5 @@
-"""`train.cpu_offload` on the stand-in for a CUDA device: what lies in main memory, and what the device still does."""
+"""`train.cpu_offload` on the stand-in for a CUDA device: tensors in main memory, and the remaining work of the
+device."""
 
 from __future__ import annotations
 
@@ -33,6 +34,6 @@ def test_parts_lie_in_main_memory_and_passes_run_on_the_device_in_its_precision(
     }
     assert found["outputs"] == found["whole"] == "cuda"
     assert found["products"] > 0, "on the device"
-    assert found["casts"] > 0, "autocast is that of the device, and not of the place where weights lie"
+    assert found["casts"] > 0, "autocast follows the device that computes, not the place of the weights"
     assert found["copied"]["to host"] == found["bytes"], "each gradient once"
     assert 2 * found["bytes"] <= found["copied"]["to device"] < 3 * found["bytes"], "weights forward and backward"

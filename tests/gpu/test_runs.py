@@ -1,4 +1,4 @@
-"""Whole runs on a card: what is sampled, what is resumed, what is left in memory."""
+"""Whole runs on a card: sampling, resuming, and memory."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from posttrain.train import api
 from posttrain.train.setup import set_up
 
 MISMATCH = {"float32": 1e-3, "bfloat16": 0.5}
-"""Most difference of a token's log-probability between sampler and trainer, in nats; tokens of models like these have
-some 3."""
+"""Largest difference of a token's log-probability between sampler and trainer, in nats; for models like these, a token
+has some 3 nats."""
 RESUMED = {"float32": 1e-4, "bfloat16": 2e-2}
-"""Most difference of the gradient's norm after a checkpoint, as a share of it, where sums have no order."""
+"""Largest relative difference of the gradient's norm after a checkpoint, if sums have no fixed order."""
 LEAK = 2**14 / 45
-"""Bytes that each step may leave: over the 45 steps after the fifth one of a run on a card, a fifth of what the model
-has."""
+"""Bytes by which memory may grow per step: over the 45 steps after the fifth of a run on a card, a fifth of the model's
+bytes."""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    """A model of 64 numbers a head, as servers need, whose next tokens differ clearly in likelihood."""
+    """A model with heads of width 64, as servers need, whose next tokens differ clearly in likelihood."""
     folder = tmp_path_factory.mktemp("runs")
     shape = {"hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 2, "head_dim": 64}
     tiny_model(folder / "model", initializer_range=0.15, max_position_embeddings=256, **shape)
@@ -74,7 +74,8 @@ def test_the_sampler_says_of_its_tokens_what_the_trainer_says(folder, tmp_path, 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_greedy_answers_are_those_of_the_processor_until_rounding_chooses(folder, tmp_path, device):
-    """Where two tokens are all but equally likely another order of sums chooses, and from there on the answers part."""
+    """If two tokens are almost equally likely, another order of sums may choose the other, and the answers then
+    diverge."""
     train = {"steps": 1, "prompts_per_step": 4}
     found, expected = (
         pt.train(config(folder, tmp_path / name, on, train=train)) for name, on in (("here", device), ("there", "cpu"))
@@ -88,8 +89,8 @@ def test_greedy_answers_are_those_of_the_processor_until_rounding_chooses(folder
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_resumed_run_is_the_run_that_was_not_stopped(folder, tmp_path, device, precision):
-    """From one checkpoint, since two runs on a card part at their first update (docs/gpu.md): bit by bit on the
-    processor; on a card the same tokens in the step after it, and a gradient within `RESUMED`."""
+    """Both continue one checkpoint, because two runs on a card diverge at their first update (docs/gpu.md): bit by bit
+    equal on the processor; on a card the next step has the same tokens, and a gradient within `RESUMED`."""
     train = {"steps": 4, "prompts_per_step": 4, "learning_rate": 1e-3}
     whole = pt.train(config(folder, tmp_path / "whole", device, precision, train=train, checkpoint={"every": 2}))
     stopped = shutil.copytree(whole.folder, tmp_path / "parts")
@@ -111,25 +112,26 @@ def drawn(run: Path, step: int) -> list[list[int]]:
 
 
 def records(run: Path) -> list[dict[str, float]]:
-    """What does not depend on the clock."""
+    """The metrics that do not depend on the clock."""
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [{name: row[name] for name in row if not name.startswith(("time/", "memory/"))} for row in rows]
 
 
 @pytest.mark.parametrize(("device", "steps"), [("cpu", 7), pytest.param("cuda", 50, marks=CARD.marks)])
 def test_fifty_steps_hold_no_more_than_five_and_nothing_is_left(tmp_path, device, steps):
-    """On the processor seven steps. A first run brings what libraries keep for good, such as cuBLAS's workspace."""
+    """On the processor seven steps. A first run allocates the memory that libraries keep, such as cuBLAS's
+    workspace."""
     folder = write_inputs(tmp_path)
     held_after_each_step(folder, tmp_path / "first", device, 2)
     before = held_bytes(device)
     held, weights = held_after_each_step(folder, tmp_path / "second", device, steps)
-    assert held[4] > before + 2 * weights, "policy, reference, critic and their optimizers are seen"
+    assert held[4] > before + 2 * weights, "the count includes policy, reference, critic and their optimizers"
     assert held[-1] <= held[4] + LEAK * (steps - 5)
     assert held_bytes(device) <= before + LEAK * steps
 
 
 def held_after_each_step(folder: Path, output: Path, device: str, steps: int) -> tuple[list[int], int]:
-    """Bytes after each step of PPO, and those of the policy's weights."""
+    """Bytes after each step of PPO, and the bytes of the policy's weights."""
     guards = {"guards.max_truncated": 1.0, "guards.no_signal_steps": 100}
     settings = {"model.device": device, "train.steps": steps, **guards}
     resolved, held = load_config(recipe(folder, "ppo") | {"output": str(output)}, settings), list[int]()
@@ -145,7 +147,7 @@ def held_after_each_step(folder: Path, output: Path, device: str, steps: int) ->
 @pytest.mark.skipif(not installed(), reason="vLLM is not installed: posttrain engine install vllm")
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_server_beside_the_trainer_draws_what_the_local_sampler_draws(folder, tmp_path, device):
-    """On a card both have their memory of the same one."""
+    """On a card, trainer and server share the memory of one card."""
     served = pt.train(config(folder, tmp_path / "served", device, rollout={"engine": "vllm", "deadline": 120}))
     here = pt.train(config(folder, tmp_path / "here", device))
     pairs = list(zip(greedy(served.folder, "baseline"), greedy(here.folder, "baseline"), strict=True))
@@ -156,7 +158,7 @@ def test_a_server_beside_the_trainer_draws_what_the_local_sampler_draws(folder, 
 
 
 def test_a_card_that_is_asked_for_counts_what_is_held():
-    """The counter itself, on what this machine has."""
+    """A test of the counter itself, on the devices of this machine."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     before = held_bytes(device)
     kept = torch.zeros(2**20, device=device)

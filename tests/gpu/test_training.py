@@ -1,7 +1,7 @@
-"""A step on a card is the processor's step in float32, within stated bounds; the completions are recorded.
+"""A step on a card equals the processor's float32 step within stated bounds; the completions are recorded.
 
 The bounds of float32 allow for sums in another order, over two steps, so that the update between them counts. Those of
-bfloat16 are about one and a half times what its 8 bits make of the first step of any algorithm on a processor: they
+bfloat16 are about one and a half times the error of its 8 bits in the first step of any algorithm on a processor: they
 find a wrong kernel, mask or scale, and no smaller error. After an update the ratios of a step differ too much for that.
 """
 
@@ -30,7 +30,7 @@ FAMILIES = (
     "grpo", "ppo", "online_dpo", "distillation", "sft", "dpo", "kto", "reward_model", "reward_regression",
     "process_reward_model",
 )  # fmt: skip
-"""One algorithm of each kind of data, or of model beside the policy."""
+"""One algorithm for each kind of data, or of model in addition to the policy."""
 VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "adapters": ("grpo", {"lora.rank": 4}),
     "adapters of DPO": ("dpo", {"lora.rank": 4}),
@@ -45,16 +45,16 @@ VARIANTS: Mapping[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Most difference to the processor's float32."""
+    """The largest allowed differences from the processor's float32."""
 
     steps: int
-    """That are compared."""
+    """Number of steps that are compared."""
     loss: float
-    """And beside it a hundredth of it, since some losses are in the thousands."""
+    """Absolute difference; a hundredth of the loss is added, because some losses are in the thousands."""
     gradient: float
-    """Of its norm, as a share of it."""
+    """Difference relative to the gradient's norm."""
     logprob: float
-    """Mean over tokens of the absolute difference, in nats."""
+    """Mean absolute difference over tokens, in nats."""
 
 
 BOUNDS = {
@@ -70,7 +70,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def reference(folder, tmp_path_factory):
-    """The steps of the processor in float32, made once for each algorithm and setting."""
+    """The processor's steps in float32, computed once for each algorithm and setting."""
 
     @cache
     def steps(algorithm: str, variant: str = "") -> list[dict[str, float]]:
@@ -118,12 +118,12 @@ def test_log_probabilities_are_those_of_the_processor(tmp_path, device, precisio
 
     expected, found = logprobs("cpu", "float32"), logprobs(device, precision)
     assert (found - expected).abs().mean() <= BOUNDS[precision].logprob
-    assert expected.std() > 1, "tokens differ in likelihood: a mean difference means something"
+    assert expected.std() > 1, "tokens differ in likelihood, so a mean difference is meaningful"
 
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_loss_that_is_a_tenth_too_long_is_outside_of_the_bounds(folder, tmp_path, reference, device):
-    """Of bfloat16, the wider ones."""
+    """The bounds are those of bfloat16, the wider ones."""
     settings = {"model.device": device, "model.precision": "bfloat16"}
     found = steps_of(folder, tmp_path / "run", "sft", settings, steps=1)
     longer = [{name: 1.1 * value for name, value in step.items()} for step in found]

@@ -1,4 +1,4 @@
-"""Training on a GPU, on the stand-in for one: where the host waits for it, and what it would refuse."""
+"""Training on the stand-in for a GPU: where the host waits for the device, and which operations a GPU would refuse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 GRADIENT_NORM = "a number is read in train.optimizer.clip_gradients"
 METRICS = "a copy to the host in train.metrics.read"
 LOSSES = "a copy to the host in models.transfer.on_the_host"
-"""Of an update, after its micro-batches; also of a pass without gradient, when all of it was asked for."""
+"""Waits of an update, after its micro-batches; also of a pass without gradient, after all its work was queued."""
 ONE_UPDATE = {GRADIENT_NORM: 1, METRICS: 1, LOSSES: 1}
 WAITS = {
     "grpo, LoRA and reference": {**ONE_UPDATE, LOSSES: 2},
@@ -31,7 +31,7 @@ WAITS = {
     **{name: {**ONE_UPDATE, LOSSES: 2} for name in ("online_dpo", "kto", "clip_cov", "kl_cov", "grpo, top entropy")},
     "distillation": {**ONE_UPDATE, LOSSES: 3},
 }
-"""All that there are in a step, where they are others than those of one update."""
+"""All waits of a step, for scenarios in which they differ from those of one update."""
 LINEAR = [str(shape) for shape in ([32, 32], [16, 32], [64, 32], [32, 64])]
 """Shapes of the linear layers of the model."""
 
@@ -103,7 +103,7 @@ def test_so_it_does_with_every_kind_of_model_and_loss(folder):
     for name, account in accounts.items():
         assert_it_waits_where_it_is_known_to(name, account)
     by_grids = [operation for operation in accounts["grpo, float32"]["operations"] if "attn" in operation]
-    assert by_grids == [], "FlashAttention knows no float32"
+    assert by_grids == [], "FlashAttention does not support float32"
 
 
 def test_waits_do_not_depend_on_the_number_of_micro_batches(accounts):
@@ -129,7 +129,7 @@ def test_the_optimizer_is_one_kernel_for_each_group_of_weights(accounts):
 
 
 def test_what_is_copied_to_the_host_is_numbers_and_of_tokens_one_each(accounts):
-    """Losses and metrics of an update, in float64, whatever the rows are, and what a percentile is taken of."""
+    """Float64 losses and metrics of an update, for any rows, and one number per token for percentiles."""
     assert accounts["grpo"]["copies"]["to host"] < 8 * (100 + 8 * 32)
 
 

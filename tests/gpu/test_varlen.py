@@ -1,4 +1,4 @@
-"""Attention of packed rows by a kernel for sequences gives what grids give, whatever rows have in common."""
+"""Attention of packed rows by a kernel for sequences equals attention by grids, for any shared prefixes."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ H, K, D = 4, 2, 8
 
 @st.composite
 def packings(draw) -> list[Segment]:
-    """Trunks, then the branches of each: lengths of a few tokens, prefixes of up to all of the trunk."""
+    """Trunks, then the branches of each: lengths of a few tokens, prefixes of up to the whole trunk."""
     trunks = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     segments, start = [], 0
     for length in trunks:
@@ -43,7 +43,7 @@ def packings(draw) -> list[Segment]:
 
 
 def one_by_one(segments: list[Segment], query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    """Each token by itself: softmax over the keys that it sees."""
+    """Each token alone: softmax over the keys that it sees."""
     rows = []
     for start, length, prefix_start, prefix_length in segments:
         for t in range(length):
@@ -87,7 +87,7 @@ def test_without_prefixes_nothing_is_gathered():
 
 
 def test_the_gradient_of_a_prefix_is_summed_in_float32():
-    """256 branches hand back 1 and one hands back 256: in bfloat16, which has 8 bits, 256 + 1 is 256."""
+    """256 branches contribute 1 each and one contributes 256: in bfloat16, which has 8 bits, 256 + 1 is 256."""
     segments = [Segment(0, 1), *(Segment(1 + n, 1, 0, 1) for n in range(257))]
     sequences = Sequences.of(segments, torch.device("cpu"))
     value = torch.zeros(258, 1, 8, dtype=torch.bfloat16, requires_grad=True)
@@ -133,7 +133,7 @@ ROWS = Tokens(
     input_ids_BT=torch.tensor([[*range(3, 23), *range(n, n + 4)] for n in (30, 40, 50)] + [[*range(5, 29)]]),
     lengths_B=torch.tensor([24, 22, 23, 20]),
 )
-"""Three that begin alike, and one that does not."""
+"""Three rows with a common prefix, and one without."""
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_a_model_gives_the_same_log_probabilities_and_gradients(name, takes_it, 
 
 
 def aligned_at_the_beginning(query: Tensor, key: Tensor, value: Tensor, *ends: Any, **settings: Any) -> Tensor:
-    """A kernel whose query i sees the first i + 1 keys: right where there are as many keys as queries."""
+    """A kernel whose query i sees the first i + 1 keys, which is right only for as many keys as queries."""
     query_ends, key_ends, most_queries, _ = ends
     lengths_S = query_ends.diff()
     kept = torch.cat([torch.arange(k, k + n) for k, n in zip(key_ends.tolist(), lengths_S.tolist(), strict=False)])
@@ -229,7 +229,8 @@ def no_kernel(*args: Any, **settings: Any) -> Tensor:
 def test_a_kernel_is_used_where_it_is_as_near_to_float32_as_grids_are(
     kernel, accelerated, why, by_sequences, monkeypatch
 ):
-    """Asked on a CPU what is asked on a GPU, of a kernel that keeps its promise there or does not."""
+    """The test makes the check of a GPU on a CPU, for kernels that keep their contract there and kernels that do
+    not."""
     monkeypatch.setattr(
         plain_varlen, "row_attention", lambda segments, device: partial(attend, Sequences.of(segments, device), kernel)
     )

@@ -1,4 +1,4 @@
-"""Adapters start as the identity, are named by linear layers, and switch off to give the reference."""
+"""Adapters start as the identity, are named by their linear layers, and give the reference when switched off."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LENGTHS = [9, 3, 12]
 
 
 def adapted(name: str = LLAMA, dtype: torch.dtype = torch.float64, **settings):
-    """A model with adapters that have learned something."""
+    """A model whose adapters differ from the identity."""
     model = apply_lora(tiny_model(name, dtype=dtype), LoRAConfig(rank=2, **settings))
     generator = torch.Generator().manual_seed(1)
     for name, parameter in trainable_parameters(model).items():
@@ -145,7 +145,7 @@ def test_a_model_without_adapters_has_no_reference_inside():
 
 
 def test_linear_layers_of_a_frozen_model_in_bfloat16_give_the_same_bits_and_take_half_the_memory():
-    """Of every architecture, under the autocast in which a run with precision bfloat16 computes."""
+    """The test runs every architecture under the autocast of a run with precision bfloat16."""
     tokens, mask_BT = rows(LENGTHS)
     for name in CONFIGS:
         model = frozen_copy(tiny_model(name, dtype=torch.float32))

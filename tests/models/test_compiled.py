@@ -24,15 +24,15 @@ from posttrain.models.forward import token_logprobs
 from posttrain.types import Tokens
 
 SHAPES = [(4, 9), (5, 12), (3, 7), (8, 20), (2, 33), (6, 11)]
-"""Rows and longest row of a micro-batch."""
+"""Number of rows and longest row of each micro-batch."""
 PIECES = 4
-"""Of a layer, around its attention: what comes before the attention module, in it before and behind the kernel, and
-behind it."""
+"""Number of compiled pieces of a layer: before its attention module, inside it before and after the kernel, and after
+it."""
 
 
 @pytest.fixture(autouse=True)
 def forgotten() -> Iterator[None]:
-    """What is compiled here is nothing to other tests of the process."""
+    """Keep the compilations of this test away from other tests of the process."""
     counters.clear()
     yield
     torch._dynamo.reset()
@@ -61,7 +61,7 @@ def numbers_of(model: nn.Module) -> list[Tensor]:
 
 
 def off(numbers: list[Tensor], exact: list[Tensor]) -> float:
-    """Distance of all of them from those in float64, relative to their length."""
+    """The distance of all numbers from those in float64, relative to their norm."""
     ours, theirs = (torch.cat([one.double().flatten() for one in some]) for some in (numbers, exact))
     return float((ours - theirs).norm() / theirs.norm())
 
@@ -86,18 +86,18 @@ def test_numbers_are_those_of_the_layers_as_written_and_no_micro_batch_is_compil
     assert layers_compiled(policy) == 2
     assert 0 < off(numbers_of(policy), exact) < 2 * off(as_written, exact) < 1e-5
     pieces = counters["stats"]["unique_graphs"]
-    assert pieces <= (2 * PIECES if lora else PIECES), "for two layers and six shapes"
+    assert pieces <= (2 * PIECES if lora else PIECES), "the pieces serve both layers and all six shapes"
     assert [type(module) for module in policy.modules()] == classes
     with torch.no_grad():
         policy.eval()
         tokens, mask_BT = ragged(*SHAPES[0])
         scored = token_logprobs(policy, tokens, mask_BT, temperature=1.0).logprobs_BT
     torch.testing.assert_close(scored, as_written[0], rtol=1e-5, atol=1e-5)
-    assert counters["stats"]["unique_graphs"] <= 2 * pieces, "without gradient it is compiled once more"
+    assert counters["stats"]["unique_graphs"] <= 2 * pieces, "without gradient, the pieces are compiled once more"
 
 
 def test_who_evaluates_runs_layers_as_they_are_written():
-    """The compiler of this test refuses to work, which only a pass outside evaluation mode meets."""
+    """The compiler of this test fails when it is called, which only a pass outside evaluation mode does."""
 
     def refusing(graph: object, inputs: object) -> None:
         raise AssertionError("asked to compile")
@@ -158,7 +158,7 @@ def test_a_model_whose_layers_are_not_marked_is_refused(monkeypatch):
 
 
 class Unmarked(nn.Module):
-    """A layer of somebody's own class."""
+    """A layer whose class is unknown to transformers."""
 
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()

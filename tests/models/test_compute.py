@@ -1,4 +1,4 @@
-"""The choice how a CPU computes: only what is measured to be faster, never less exact, and kept once it is made."""
+"""How a CPU computes: only ways that measure as faster and are no less exact; the choice is made once and kept."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ FAST = Measured(
     },
     inexact={"onednn": 1.5, "packed": 1.2},
 )
-"""Every other way is twice as fast or more, and exact."""
+"""A measurement in which every other way is exact and at least twice as fast."""
 GIB = 2**30
 MEDIUM = 50_000_000
-"""Parameters."""
+"""Number of parameters."""
 
 
 def decided(measured: Measured = FAST, precision: str = "auto", *, size: int = MEDIUM, free: int = 64 * GIB) -> Compute:
@@ -52,11 +52,11 @@ def of_size(parameters: int) -> nn.Module:
 
 @pytest.fixture(autouse=True)
 def a_processor_with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its instructions decide together with the figures; these are given here."""
+    """The choice depends on the instructions of the processor and on the measured times; the tests supply the times."""
     monkeypatch.setattr(choice, "has_bfloat16", lambda: True)
 
 
-# ---------------------------------------------------------------- what follows from a measurement
+# ---------------------------------------------------------------- the choice after a measurement
 
 
 def test_what_is_faster_and_exact_is_taken():
@@ -76,7 +76,7 @@ def test_float32_never_computes_in_less_and_bfloat16_is_taken_as_it_is_asked_for
 
 @pytest.mark.parametrize(("case", "seconds"), [("slow", 3.4), ("no instructions", 2.0)])
 def test_auto_stays_in_float32_where_bfloat16_gains_too_little(case, seconds, monkeypatch):
-    """3.4 seconds against 4.0 is below 1.2 times as fast."""
+    """4.0 / 3.4 seconds is a gain of less than 1.2 times."""
     monkeypatch.setattr(choice, "has_bfloat16", lambda: case != "no instructions")
     measured = replace(FAST, training=FAST.training | {"bfloat16": seconds})
     assert decided(measured).dtype == torch.float32
@@ -110,7 +110,7 @@ def test_a_faster_way_that_is_less_exact_is_refused_and_the_reason_is_told():
 
 
 def test_a_copy_that_would_take_too_much_memory_is_not_made():
-    """50 million parameters in float32 are 0.19 GiB; a quarter of 0.7 GiB is less."""
+    """50 million parameters in float32 take 0.19 GiB; a quarter of 0.7 GiB is less."""
     assert decided(precision="float32", free=GIB).sampler == "packed"
     chosen = decided(precision="float32", free=int(0.7 * GIB))
     assert chosen.sampler == "shared"
@@ -121,7 +121,7 @@ def test_a_copy_that_would_take_too_much_memory_is_not_made():
 
 
 def test_products_that_were_rounded_to_bfloat16_are_seen_as_such():
-    """What oneDNN may do on a processor that gains by it, simulated: float32 in and out, bfloat16 in between."""
+    """A simulation of oneDNN on a processor that gains by bfloat16: float32 in and out, bfloat16 in between."""
 
     def rounded(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return in_bfloat16(a, b).float()
@@ -153,7 +153,7 @@ def test_measuring_touches_neither_the_random_state_nor_the_settings_of_the_proc
     assert torch.get_float32_matmul_precision() == "highest"
 
 
-# ---------------------------------------------------------------- once, and for whom
+# ---------------------------------------------------------------- one measurement, and for which runs
 
 
 def never(shapes, compiled):
@@ -168,7 +168,7 @@ def test_small_models_and_models_without_linear_layers_are_never_measured():
 
 
 def chosen(model: nn.Module, precision: str, measure: Any, saved: Compute | None = None, **how: Any) -> Compute:
-    """As `choose_compute` on a CPU, with another measurement."""
+    """The result of `choose_compute` on a CPU, with another measurement."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(choice, "measure_products", measure)
         return choose_compute(model, precision, saved=saved, **how)

@@ -1,4 +1,4 @@
-"""A model whose rotary factors depend on the longest row of a pass is held to the length up to which they do not."""
+"""If the rotary factors depend on the longest row of a pass, the context ends at the length where they still do not."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CONFIGS = {"longrope": phi3, "dynamic": llama}
 
 
 def build(config: PreTrainedConfig) -> PreTrainedModel:
-    """Weights so large that other rotary factors show."""
+    """A model with such large weights that other rotary factors have a visible effect."""
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = hf.AutoModelForCausalLM.from_config(config, dtype=torch.float64)
@@ -78,7 +78,7 @@ def sampler_of(model: PreTrainedModel) -> LocalSampler:
 
 
 def trained(model: PreTrainedModel, rows: list[list[int]], prompt: int = 4) -> Tensor:
-    """Log-probabilities of the trainer, of all rows in one pass, from token `prompt` on."""
+    """The trainer's log-probabilities of all rows in one pass, from token `prompt` on."""
     lengths_B = torch.tensor([len(ids) for ids in rows])
     width = int(lengths_B.max())
     ids_BT = torch.tensor([ids + [0] * (width - len(ids)) for ids in rows])
@@ -154,7 +154,7 @@ def test_beyond_that_length_no_pass_of_the_trainer_takes_a_row(kind):
 
 @pytest.mark.parametrize("kind", CONFIGS)
 def test_a_context_shorter_than_the_rows_of_the_trial_is_no_fault_of_the_model(kind):
-    """The rows that find out how a model can be run would cross the length themselves."""
+    """The rows that test how a model can be run would exceed that length themselves."""
     assert forward_path(build(CONFIGS[kind](14))).attention == "packed"
 
 
@@ -207,7 +207,7 @@ def test_factors_that_are_the_same_in_every_pass_leave_the_context_as_declared(r
 
 
 def test_a_kind_of_layers_whose_factors_change_decides_for_the_model():
-    """Settings by type of layer, as Gemma 3 has them."""
+    """Gemma 3, for example, has settings by type of layer."""
 
     def gemma(full: dict[str, object]) -> hf.Gemma3TextConfig:
         default = {"rope_type": "default", "rope_theta": 100.0}
@@ -226,7 +226,7 @@ def test_an_architecture_without_a_limit_has_none():
 
 
 def test_settings_that_are_null_count_as_not_given():
-    """As a model's own code may keep them."""
+    """A model's own code may store them as null."""
     config = hf.LlamaConfig(**SIZES, max_position_embeddings=64)
     config.rope_parameters = {"rope_type": None, "rope_theta": 100.0}
     assert context_window(config) == 64

@@ -1,5 +1,5 @@
-"""The critic: a value is read before its token, whatever the trunk; an adapter on the policy's base leaves the policy
-alone, learns beside it, and costs little more than nothing."""
+"""The critic reads a value before its token, with any trunk. An adapter on the policy's base leaves the policy
+unchanged, learns separately, and takes little extra memory."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def logprobs(model: nn.Module) -> Tensor:
 
 
 def move(critic: Critic) -> None:
-    """Somewhere else, so that the adapter is no identity."""
+    """Change the critic's weights, so that its adapter is no identity."""
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in critic.parameters.values():
@@ -64,7 +64,7 @@ def move(critic: Critic) -> None:
 
 
 def plain_values(body: nn.Module, head: nn.Linear) -> Tensor:
-    """Row by row, without packing: the head on the hidden state one place before each scored token."""
+    """The values row by row without packing: the head on the hidden state one place before each scored token."""
     values_BT = torch.zeros(MASK_BT.shape)
     for row, length in enumerate(TOKENS.lengths_B.tolist()):
         hidden_TD = body(input_ids=TOKENS.input_ids_BT[row : row + 1, :length]).last_hidden_state[0]
@@ -130,7 +130,7 @@ def test_a_new_head_is_small_and_a_function_of_the_seed_alone(policy):
     assert first.abs().max() < 4 / 33
 
 
-# --- an adapter beside the policy's -----------------------------------------------------------------------------------
+# --- an adapter with the policy's base --------------------------------------------------------------------------------
 
 
 def test_the_critics_adapter_leaves_policy_and_reference_alone(adapted):
@@ -200,7 +200,7 @@ def test_what_is_saved_is_the_policy(adapted, config, tmp_path):
 
 
 def test_policy_reference_and_critic_take_little_more_than_one_model(tmp_path):
-    """Of a model that is wide enough for rank 4 to be low: the adapters and the head add a tenth."""
+    """The model is wide enough that rank 4 is low: the adapters and the head add a tenth."""
     path = tiny_model(tmp_path / "wide", hidden_size=256, intermediate_size=512)
     policy = load_model(ModelConfig(path=str(path), device="cpu")).model
     one = sum(p.numel() for p in policy.parameters())

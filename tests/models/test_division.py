@@ -1,4 +1,4 @@
-"""Which models neighbours divide; that a divided model trains as a whole one does is shown in tests/ranks."""
+"""Which models can be divided among ranks; tests/ranks shows that a divided model trains like a whole one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`token_logprobs` equals one plain forward pass per row, whatever the architecture, the layout and the split."""
+"""`token_logprobs` equals one plain forward pass per row, for any architecture, layout and split."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ PARTLY_FLOAT32 = {
     "cohere, logit scale",
     "llama4, chunked attention",
 }
-"""Architectures that add up the gradient of their norms, or rotate, in float32 even in a float64 model."""
+"""Architectures that sum the gradient of their norms, or rotate, in float32 even in a float64 model."""
 
 
 def weighted(outputs: Outputs) -> Tensor:
-    """A loss in which every entry has another weight, and the entropy its own."""
+    """A loss in which every entry has a different weight, and the entropy has its own."""
     weights = torch.linspace(-1, 2, outputs.logprobs_BT.numel(), dtype=torch.float64).view_as(outputs.logprobs_BT)
     total = (weights * outputs.logprobs_BT).sum()
     return total if outputs.entropy_BT is None else total - (weights.flip(0) * outputs.entropy_BT).sum()
@@ -105,7 +105,7 @@ def test_entries_that_are_not_scored_are_exactly_zero_and_stop_the_gradient():
 
 
 def test_no_padding_token_is_computed_and_the_head_sees_scored_positions_only():
-    """Counted where it happens: rows of the embedding, of the MLP, and of the head's chunks."""
+    """The test counts rows of the embedding, of the MLP, and of the head's chunks."""
     model = tiny_model("granite, logit scale")  # its head goes through the module, so a hook sees it
     tokens, mask_BT = rows(LENGTHS)
     forward_path(model)
@@ -154,7 +154,7 @@ def test_the_gradient_does_not_depend_on_the_split_into_microbatches(name, parts
 
 
 def test_more_padding_changes_nothing():
-    """Padding of -1: whoever looks it up in the embedding fails."""
+    """Padding is -1: looking it up in the embedding would fail."""
     model = tiny_model(LLAMA)
     tokens, mask_BT = rows(LENGTHS)
     wider = Tokens(input_ids_BT=nn.functional.pad(tokens.input_ids_BT, (0, 5), value=-1), lengths_B=tokens.lengths_B)
@@ -165,7 +165,7 @@ def test_more_padding_changes_nothing():
 
 
 def test_only_some_tokens_of_a_row_may_be_scored():
-    """Tool output in the middle of a completion: computed, because later tokens see it, but not scored."""
+    """Tool output in the middle of a completion is computed, because later tokens see it, but it is not scored."""
     model = tiny_model(LLAMA)
     tokens, mask_BT = rows([12, 12])
     mask_BT[0, 5:9] = False
@@ -283,7 +283,7 @@ def test_a_module_without_a_head_is_refused():
 
 @pytest.mark.parametrize("name", ["stories260K", "minimind2-small"])
 def test_real_models_give_their_own_log_probabilities(name):
-    """Packed equals one row at a time, and both give likely text a likelier value than the same words in disorder."""
+    """Packed equals one row at a time, and real text is more likely than the same words in disorder in both."""
     path = Path(__file__).parents[3] / "shared/data/models" / name
     if not path.is_dir():
         pytest.skip(f"no shared data: {name}")

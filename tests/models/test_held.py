@@ -1,4 +1,4 @@
-"""Frozen layers that are held in the precision of their products: nothing that is computed, saved or sent changes."""
+"""Frozen layers stored in the precision of their products: all computed, saved and sent values stay the same."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def loaded(tmp_path) -> LoadedModel:
 def with_adapters(loaded: LoadedModel, targets: str | list[str] = "all-linear") -> PeftModel:
     model = apply_lora(loaded.model, LoRAConfig(rank=2, target_modules=targets))  # type: ignore[arg-type]
     for name, parameter in trainable_parameters(model).items():
-        if "lora_B" in name:  # which start as zeros
+        if "lora_B" in name:  # these start as zeros
             nn.init.normal_(parameter, std=0.02, generator=torch.Generator().manual_seed(1))
     return model
 
@@ -72,7 +72,7 @@ def test_a_saved_model_is_float32_and_has_the_numbers_that_were_computed_with(lo
 
 
 def test_what_is_saved_of_a_gpu_is_widened_in_main_memory(loaded):
-    """What has its precision already is copied when it is written: the GPU holds no second base."""
+    """Tensors that already have their precision are copied on writing: the GPU holds no second base."""
     model = hold_in(with_adapters(loaded, ["q_proj"]), torch.bfloat16)
     expected = merged_weights(model)
     with second_device() as device:
@@ -81,18 +81,18 @@ def test_what_is_saved_of_a_gpu_is_widened_in_main_memory(loaded):
         found = merged_weights(on_device)
         wide = {name for name, tensor in found.items() if isinstance(tensor, OnDevice)}
         assert wide == {name for name in found if "norm" in name or "embed_tokens" in name or "lm_head" in name}
-        assert device.launches["cast to float32"] == 2, "q_proj of two layers, to be merged"
+        assert device.launches["cast to float32"] == 2, "q_proj of two layers, for the merge"
     assert all(torch.equal(expected[name], tensor) for name, tensor in found.items() if name not in wide)
 
 
 def test_what_a_sampler_is_sent_is_what_is_saved(loaded):
-    """Merged in float32: of a step of 1e-4 in a weight of 1 nothing would be left in bfloat16."""
+    """The merge uses float32: in bfloat16, a step of 1e-4 in a weight of 1 would be lost."""
     model = hold_in(with_adapters(loaded), torch.bfloat16)
     sent = dict(merged_tensors(model))
     layer: Any = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
     expected = layer.base_layer.weight.float() + layer.get_delta_weight("default")
     torch.testing.assert_close(sent["model.layers.0.self_attn.q_proj.weight"], expected, rtol=0, atol=1e-7)
-    assert layer.base_layer.weight.dtype == torch.bfloat16, "the policy itself is not touched"
+    assert layer.base_layer.weight.dtype == torch.bfloat16, "the policy itself does not change"
 
 
 def test_a_head_that_is_kept_keeps_its_precision():

@@ -1,4 +1,4 @@
-"""Two models that can answer differently have two names; one that is used twice has one."""
+"""Two models that can answer differently have two names; a model that is used twice has one."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_settings_that_leave_the_weights_as_they_are_change_the_name(folder, tmp
 
 
 def test_the_name_stays_when_a_model_has_been_run_or_gets_adapters(folder):
-    """A first pass finds out how rows are packed, which the config of the model shows afterwards."""
+    """A first pass decides how rows are packed, and changes the model's config."""
     model = loaded(folder).model
     before = model_key(model)
     forward_path(model)

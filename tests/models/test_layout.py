@@ -1,4 +1,4 @@
-"""What comes together for a pass is what the planner counts."""
+"""The memory of a pass is the memory that the planner counts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading: float32 weights, every EOS id, a pad id that ends nothing, and a plain word on everything that is wrong."""
+"""Loading: float32 weights, every EOS id, a pad id that ends no answer, and a clear error for every fault."""
 
 from __future__ import annotations
 
@@ -246,7 +246,7 @@ def test_damaged_weights_are_named(folder, damage):
 
 
 def test_weights_that_cannot_be_opened_are_named(folder):
-    """As in a folder of the Hub's cache of which the files are gone, or where one may not read them."""
+    """Such as a folder of the Hub's cache whose files are missing or unreadable."""
     (folder / "model.safetensors").rename(folder / "elsewhere")
     (folder / "model.safetensors").symlink_to("nowhere")
     with pytest.raises(ModelError, match=r"model\.safetensors cannot be read: No such file"):
@@ -264,7 +264,7 @@ def test_weights_that_cannot_be_opened_are_named(folder):
     ],
 )
 def test_a_generation_config_that_cannot_be_read_does_not_lose_an_end_of_answers(folder, content, message):
-    """transformers takes it for one that is not there; the model then went on behind its own end of text."""
+    """transformers treats the file as missing; the model then generated past its own end of text."""
     (folder / "generation_config.json").write_text(content)
     with pytest.raises(ModelError, match=message):
         load(folder)

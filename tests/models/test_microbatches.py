@@ -1,4 +1,4 @@
-"""Micro-batches keep to the token budget, hold every row once, and are as few and as equal as can be."""
+"""Micro-batches keep to the token budget, hold every row once, and are as few and as equal as possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_every_row_is_in_one_microbatch_and_the_budget_is_kept(lengths, budget):
 @settings(max_examples=100, deadline=None)
 @given(lengths, budgets)
 def test_no_two_microbatches_would_fit_into_one(lengths, budget):
-    """So at most twice the smallest possible number, whatever the lengths are."""
+    """Their number is therefore at most twice the smallest possible one, for any lengths."""
     used = sorted(sum(lengths[row] for row in rows) for rows in plan_microbatches(lengths, budget))
     if len(used) > 1:
         assert used[0] + used[1] > budget
@@ -34,7 +34,7 @@ def test_no_two_microbatches_would_fit_into_one(lengths, budget):
 @settings(max_examples=100, deadline=None)
 @given(lengths, budgets, st.randoms(use_true_random=False))
 def test_the_plan_looks_at_lengths_only(lengths, budget, random):
-    """Permuted rows: micro-batches of the same lengths."""
+    """Permuted rows give micro-batches of the same lengths."""
     order = list(range(len(lengths)))
     random.shuffle(order)
     straight = plan_microbatches(lengths, budget)
@@ -66,8 +66,8 @@ def test_a_budget_of_nothing_is_refused():
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=6), max_size=8), budgets, st.booleans(), st.data())
 def test_units_with_a_common_prefix_are_counted_as_they_are_computed(own, budget, in_pairs, data):
-    """Every unit once; families that fit are not torn apart; the budget is kept, but for one unit that is longer (what
-    is its prefix and nothing else costs nothing more)."""
+    """Every unit occurs once; a family that fits stays together; only a single unit may exceed the budget (a unit that
+    is a prefix of it and nothing more costs nothing)."""
     prefixes = [data.draw(st.integers(0, 60)) for _ in own]
     rows = [(family, length) for family, lengths in enumerate(own) for length in lengths]
     needed = [prefixes[family] + length for family, length in rows]
@@ -92,7 +92,7 @@ def test_units_with_a_common_prefix_are_counted_as_they_are_computed(own, budget
 
 
 def test_a_family_larger_than_the_budget_is_split_evenly():
-    """Eight completions of 100 behind a prompt of 200, at most 700 tokens: two halves, each with the prompt."""
+    """Eight completions of 100 tokens after a prompt of 200, at most 700 tokens: two halves, each with the prompt."""
     family = Family(tuple(range(8)), prefix=200)
     plan = plan_units([[row] for row in range(8)], [family], [300] * 8, tokens_per_microbatch=700)
     assert [len(part) for part in plan] == [4, 4]

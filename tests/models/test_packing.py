@@ -1,4 +1,4 @@
-"""Packing keeps every needed token once, and buckets cut rows apart without losing any."""
+"""Packing keeps every needed token once, and buckets separate rows without losing any."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ lengths = st.lists(st.integers(1, 60), min_size=1, max_size=12)
 
 
 def record(lengths_B: list[int], width: int) -> Tokens:
-    """Ids that tell row and place apart: 1000 * row + place."""
+    """Ids that identify row and place: 1000 * row + place."""
     ids_BT = 1000 * torch.arange(len(lengths_B))[:, None] + torch.arange(width)
     return Tokens(input_ids_BT=ids_BT, lengths_B=torch.tensor(lengths_B))
 
@@ -50,7 +50,8 @@ def test_a_scored_token_is_predicted_by_the_token_before_it_in_its_row(lengths_B
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=8), st.integers(0, 2))
 def test_every_token_of_rows_that_begin_alike_has_a_place_that_holds_it(rows, padding):
-    """Rows of three kinds, of which those of one kind begin alike, and some are the same: the longest ones, too."""
+    """There are three kinds of rows. Rows of one kind share a prefix, and some rows are equal, also the longest
+    ones."""
     lengths_B = [length for _, length in rows]
     width = max(lengths_B) + padding
     ids_BT = torch.tensor([[1000 * kind + t for t in range(width)] for kind, _ in rows])

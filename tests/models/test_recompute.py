@@ -1,4 +1,4 @@
-"""Recomputed activations: fewer numbers are kept, the gradient is the same."""
+"""Recomputed activations: fewer values are stored, the gradient is the same."""
 
 from __future__ import annotations
 

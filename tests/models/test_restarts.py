@@ -1,4 +1,4 @@
-"""A row in which the context begins anew: to the model several sequences, to everything else one row."""
+"""A row whose context restarts: the model sees several sequences, all other code sees one row."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_without_a_new_beginning_the_row_sees_all_of_itself(model):
 
 
 def test_the_gradient_is_the_same_however_rows_are_split(model):
-    """Mean of each row over all of its parts, as a loss takes it: the row is one sequence to it."""
+    """The mean of each row is taken over all of its parts, as in a loss, which treats the row as one sequence."""
     batch = Batch.from_examples(SCORED_BT, tokens=tokens(STARTS_BT))
     gradients = []
     for budget in (1, 1000):

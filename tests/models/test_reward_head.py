@@ -1,4 +1,4 @@
-"""A reward model: one score per row at its last token, and a folder that transformers opens and scores alike."""
+"""A reward model: one score per row at its last token, in a folder that transformers loads and scores equally."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_the_score_of_a_row_does_not_depend_on_the_rows_beside_it(folder):
 
 
 def test_transformers_scores_alike_with_padding_on_either_side(folder):
-    """The last real token is meant, wherever the padding is."""
+    """The score is read at the last real token, wherever the padding is."""
     model = load(folder).model
     longest = max(map(len, ROWS))
     scores_B = row_scores(model, right_padded(ROWS))
@@ -91,7 +91,7 @@ def test_an_answer_that_was_cut_is_scored_at_its_last_token(folder):
 
 
 def test_an_answer_may_end_with_the_pad_token(folder):
-    """Where pad and EOS are one id, looking for the last other token would read the token before."""
+    """If pad and EOS are one id, a search for the last other token would find the token before."""
     model = load(folder).model
     assert row_scores(model, right_padded([[1, 9, PAD]])) != row_scores(model, right_padded([[1, 9]]))
 

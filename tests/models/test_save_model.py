@@ -1,4 +1,4 @@
-"""What is saved opens with plain transformers, says what the policy says, and is checked after writing."""
+"""Saved models load with plain transformers, give the policy's outputs, and are checked after writing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def state(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_every_architecture_is_saved_as_it_is(name, tmp_path):
-    """Also those whose files cut experts in another way, and models that the forward pass has set to packed."""
+    """This includes models whose files split experts differently, and models that the forward pass has set to
+    packed."""
     model = tiny_model(name, dtype=torch.float32)
     ids_BT = torch.arange(3, 13).view(1, -1)
     token_logprobs(model, *rows([5, 4]), temperature=1.0)
@@ -77,7 +78,7 @@ def test_the_generation_config_knows_every_eos_and_nothing_that_changes_greedy_a
     assert saved.temperature == 0.6
     assert not saved.repetition_penalty
     assert not saved.no_repeat_ngram_size
-    assert model.generation_config.eos_token_id == 2, "the policy's own config is not touched"
+    assert model.generation_config.eos_token_id == 2, "the policy's own config does not change"
 
 
 def test_greedy_answers_of_the_saved_model_are_those_of_the_policy(tmp_path):
@@ -154,7 +155,7 @@ def test_what_is_read_back_must_be_what_was_meant(damage, message, tmp_path):
 
 
 def test_fused_experts_are_verified_as_well(tmp_path):
-    """Their files hold one matrix per expert, the module one tensor for all: compared after opening."""
+    """Their files hold one matrix per expert, the module one tensor for all: the check compares loaded tensors."""
     model = tiny_model("qwen3-moe, experts", dtype=torch.float32)
     save_model(model, tiny_tokenizer(), tmp_path, **IDS)
     weights = load_file(tmp_path / "model.safetensors")

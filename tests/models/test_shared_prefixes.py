@@ -1,4 +1,4 @@
-"""Rows that begin alike compute their beginning once, and nothing else changes: no value, no gradient."""
+"""Rows with a common prefix compute it once, and nothing else changes: no value, no gradient."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EXACT = {
     "sliding window": "mistral, sliding window",
     "experts": "qwen3-moe, experts",
 }
-"""Architectures that are float64 throughout once their norms are (`exact_norms`)."""
+"""Architectures that are float64 throughout if their norms are (`exact_norms`)."""
 
 
 def groups(prompts: Sequence[int], completions: Sequence[Sequence[int]], seed: int = 0) -> tuple[Tokens, Tensor]:
@@ -65,7 +65,7 @@ def weights_of(mask_BT: Tensor) -> Tensor:
 
 
 def loss_and_gradient(model: nn.Module, tokens: Tokens, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every log-probability with a weight of its own and every entropy with another."""
+    """Loss and gradient: every log-probability and every entropy has a different weight."""
     outputs = token_logprobs(model, tokens, mask_BT, temperature=0.7, with_entropy=True, chunk_tokens=5)
     weights_BT = weights_of(mask_BT)
     loss = (weights_BT * outputs.logprobs_BT - weights_BT.flip(0) * outputs.entropy_BT).sum()
@@ -73,7 +73,7 @@ def loss_and_gradient(model: nn.Module, tokens: Tokens, mask_BT: Tensor) -> tupl
 
 
 def plain_loss_and_gradient(model: nn.Module, tokens: Tokens, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
-    """The same by one plain forward pass per row."""
+    """The same loss and gradient, by one plain forward pass per row."""
     logprobs_BT, entropy_BT = one_row_at_a_time(model, tokens, mask_BT, temperature=0.7)
     weights_BT = weights_of(mask_BT)
     loss = (weights_BT * logprobs_BT - weights_BT.flip(0) * entropy_BT).sum()
@@ -85,7 +85,7 @@ def flat(tensors: list[Tensor]) -> Tensor:
 
 
 def assert_same(actual: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor], tolerance: float) -> None:
-    """Relative to the loss, and to the largest entry of the gradient."""
+    """The tolerance is relative to the loss, and to the largest entry of the gradient."""
     scale = expected[1].abs().max()
     assert scale > 1e-3, "a gradient of zero proves nothing"
     assert abs(float(actual[0] - expected[0])) <= tolerance * max(1.0, abs(float(expected[0])))
@@ -123,7 +123,8 @@ def with_adapters(model: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("name", list(CONFIGS))
 def test_every_architecture_shares_with_its_own_masks(name):
-    """Sliding windows, chunks, soft caps, sinks. 1e-5: the norms of most are float32, and so is the eager softmax."""
+    """Sliding windows, chunks, soft caps, sinks. 1e-5: most have float32 norms, and the eager softmax is float32,
+    too."""
     model = tiny_model(name, attention="eager" if name.startswith(("gemma", "gpt-oss", "llama,")) else "sdpa")
     tokens, mask_BT = step()
     expected = plain_loss_and_gradient(model, tokens, mask_BT)
@@ -141,7 +142,7 @@ def test_in_float32_the_difference_is_rounding(name):
 
 @pytest.mark.parametrize("name", EXACT.values(), ids=EXACT)
 def test_bfloat16_autocast_is_no_further_from_float32_than_single_rows_are(name):
-    """At most twice as far: shared and single rows round differently."""
+    """The distance is at most twice as large, because shared and single rows round differently."""
     model = tiny_model(name, dtype=torch.float32)
     tokens, mask_BT = step()
     exact = plain_loss_and_gradient(model, tokens, mask_BT)[1]
@@ -177,7 +178,7 @@ MODEL = tiny_model("gpt2, learned positions")
 
 
 def test_the_values_of_a_critic_are_read_at_the_same_places():
-    """The state before a completion's first token is one packed place, read by every row of the group."""
+    """The state before a completion's first token is one packed place, which every row of the group reads."""
     model, head = tiny_model("gpt2, learned positions"), nn.Linear(16, 1, dtype=torch.float64)
     tokens, mask_BT = step()
     values_BT = token_values(forward_path(model), head, tokens, mask_BT)
@@ -208,11 +209,11 @@ def test_what_cannot_be_packed_cannot_share_and_gives_the_same(name):
 
 
 def test_a_model_that_changes_when_prefixes_are_shared_is_packed_without_and_says_why():
-    """Here: one that adds to each token what stands right before it, but only then."""
+    """This model adds the token right before each token, but only if prefixes are shared."""
     model = tiny_model("gpt2, learned positions")
 
     def mix(module: nn.Module, args: object, output: Tensor) -> Tensor:
-        shared = output.shape[1] == 49 - 2 * 12  # the four rows of the probe, of which three begin alike
+        shared = output.shape[1] == 49 - 2 * 12  # the four rows of the probe, three of which share a prefix
         return output + output.roll(1, dims=1) if shared else output
 
     model.transformer.wte.register_forward_hook(mix)
@@ -228,7 +229,7 @@ def test_a_model_that_changes_when_prefixes_are_shared_is_packed_without_and_say
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=60), min_size=1, max_size=10), st.booleans())
 def test_every_row_can_be_read_back_through_its_segments(rows, whole):
-    """The ids at the places of a row are the row; each segment sees its prefix, and it is the row's own beginning."""
+    """The ids at the places of a row are the row; each segment sees its prefix, which is the beginning of the row."""
     rows = [row * dice for row, dice in zip(rows, (1, 9, 20, 1, 3, 1, 2, 8, 1, 1), strict=False)]
     tokens, _ = collate([(row, ()) for row in rows], pad_id=0)
     mask_BT = torch.arange(tokens.input_ids_BT.shape[1]) < tokens.lengths_B[:, None]
@@ -257,7 +258,7 @@ def test_every_row_can_be_read_back_through_its_segments(rows, whole):
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=1, max_size=5))
 def test_families_save_as_much_as_any_partition_could(rows):
-    """Each token stands for ten, so that savings are worth a family; compared with every partition of the rows."""
+    """Each token stands for ten, so that families pay off; the test tries every partition of the rows."""
     rows = [[token for token in row for _ in range(10)] for row in rows]
     tokens, _ = collate([(row, ()) for row in rows], pad_id=0)
     families = find_families(tokens.input_ids_BT, tokens.lengths_B)
@@ -299,7 +300,7 @@ def test_a_saving_that_is_not_worth_a_call_of_attention_is_left():
 
 
 def test_the_tokens_of_a_prompt_are_computed_once():
-    """Four completions of one prompt of 100: one pass of the prompt, and of each completion all but its last token."""
+    """Four completions of one prompt of 100: one pass of the prompt, and all but the last token of each completion."""
     tokens, mask_BT = groups([100], [[10, 20, 5, 8]])
     packed = pack(tokens, mask_BT)
     assert packed.num_real_tokens == 4 * 100 + 10 + 20 + 5 + 8 - 4

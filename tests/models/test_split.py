@@ -1,4 +1,4 @@
-"""A pass computes no more tokens than its budget, whether its model shares prefixes or not, and whoever asks for it."""
+"""No pass exceeds its token budget, with or without shared prefixes, in any kind of call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A model that scores steps: a logit at the end of each, read in the packed pass, and folders told apart."""
+"""A model that scores steps: one logit at the end of each step, read in the packed pass; folders are told apart."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("fill", [0, 2, 17])
 def test_packed_scores_are_those_of_transformers_row_by_row(folder, fill):
-    """At the ends of steps, wherever the other rows end and whatever stands in the padding; 0 elsewhere."""
+    """Scores are compared at the ends of steps, for any other rows and any padding; all other places are 0."""
     model = load(folder).model
     scores_BT = step_scores(model, *padded(ROWS, ENDS, fill))
     for row, (ids, ends) in enumerate(zip(ROWS, ENDS, strict=True)):
@@ -116,7 +116,7 @@ def test_adapters_leave_the_head_trained_whole(folder):
 
 
 def test_an_architecture_with_dropout_before_its_head_scores_without_it(tmp_path):
-    """GPT-2's class has dropout in front of the classifier."""
+    """GPT-2's class has dropout before the classifier."""
     place = tiny_model(tmp_path / "model")
     torch.manual_seed(0)
     config = GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=64, bos_token_id=1, eos_token_id=2)

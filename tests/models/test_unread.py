@@ -1,4 +1,4 @@
-"""Models whose weights stay in their files until they are needed are, bit by bit, those that are read at once."""
+"""Models whose weights stay in their files until needed are, bit by bit, equal to models that are read immediately."""
 
 from __future__ import annotations
 

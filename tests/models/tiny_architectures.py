@@ -1,4 +1,4 @@
-"""Tiny models of many architectures, made from config, and the plain forward pass that everything is compared with."""
+"""Tiny models of many architectures, built from configs, and the plain forward pass that tests compare with."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SIZES = {
 _EXPERTS = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 8,
-    "experts_implementation": "eager",  # the grouped kernel knows no float64
+    "experts_implementation": "eager",  # the grouped kernel does not support float64
 }
 
 CONFIGS: dict[str, Callable[[], hf.PreTrainedConfig]] = {
@@ -83,7 +83,7 @@ PADDED: dict[str, Callable[[], hf.PreTrainedConfig]] = {
 
 
 def tiny_model(name: str, *, dtype: torch.dtype = torch.float64, attention: str | None = None) -> PreTrainedModel:
-    """The same weights every time; large enough that a token that sees too much or too little shows."""
+    """The same weights every time; large enough that a token that sees too much or too little has an effect."""
     config = (CONFIGS | PADDED)[name]()
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -95,7 +95,7 @@ def tiny_model(name: str, *, dtype: torch.dtype = torch.float64, attention: str 
 
 
 def rows(lengths: list[int], prompt: int = 2, seed: int = 0) -> tuple[Tokens, Tensor]:
-    """Random right-padded rows, scored from token `prompt` on. Padding holds ids as real as any other."""
+    """Random right-padded rows, scored from token `prompt` on. Padding holds ids that are as real as all others."""
     generator = torch.Generator().manual_seed(seed)
     width = max(lengths)
     lengths_B = torch.tensor(lengths)
@@ -122,7 +122,7 @@ def one_row_at_a_time(
 
 
 def gradients(output: Tensor, model: torch.nn.Module) -> list[Tensor]:
-    """Of the trained parameters, zeros where there is none."""
+    """Gradients of the trained parameters, with zeros for parameters without a gradient."""
     parameters = [p for p in model.parameters() if p.requires_grad]
     found = torch.autograd.grad(output, parameters, allow_unused=True)
     return [torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)]

@@ -15,7 +15,7 @@ TEMPLATE = "{% for m in messages %}{{ m.role + ' ' + m.content + ' ' }}{% endfor
 
 
 def tiny_tokenizer(size: int = VOCAB, **special_tokens: str | None) -> PreTrainedTokenizerFast:
-    """Words w6, w7, …, after six special tokens of which the caller says what they are for."""
+    """Words w6, w7, …, after six special tokens whose roles the caller chooses."""
     words = ["<pad>", "<s>", "</s>", "<end>", "<unk>", "<other>", *(f"w{i}" for i in range(6, size))]
     tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Whitespace()

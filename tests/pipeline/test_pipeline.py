@@ -1,4 +1,4 @@
-"""Stages one after the other: each gets the very model that was trained before, or an error says that it does not."""
+"""A pipeline's stages: each gets exactly the model that the stage before trained, or an error says that it does not."""
 
 from __future__ import annotations
 
@@ -119,7 +119,8 @@ def test_a_finished_pipeline_resumes_to_itself(done):
 
 
 def test_a_stage_is_trained_further_in_a_copy_alone(done, tmp_path):
-    """A pipeline would not go on with a stage whose settings changed, nor with later ones that began without it."""
+    """A pipeline would neither continue with a stage whose settings changed, nor with later stages that began without
+    it."""
     stage = done.folder / "02-grpo"
     before = {path: path.read_bytes() for path in (stage / "config.yaml", done.folder / "pipeline.json")}
     with pytest.raises(ConfigError, match=r"(?s)a stage of the pipeline .*Copy"):
@@ -136,11 +137,11 @@ def test_a_folder_with_a_pipeline_is_not_written_over(done, folder):
         posttrain.train(settings(folder, "done"))
 
 
-# --- its folder in place of a model's --------------------------------------------------------------------------------
+# --- the pipeline's folder in place of a model's ---------------------------------------------------------------------
 
 
 def begun(done: Pipeline, place: Path, *status: str) -> Path:
-    """A copy whose stages are this far."""
+    """A copy of the pipeline whose stages have these states."""
     folder = shutil.copytree(done.folder, place)
     content = json.loads((folder / "pipeline.json").read_text())
     for stage, now in zip(content["stages"], status, strict=True):
@@ -189,7 +190,7 @@ def test_where_a_model_is_read_its_newest_checkpoint_is_named(done, folder, tmp_
             posttrain.train({**run, "model": str(path)})
 
 
-# --- hand-overs that are not what was trained ------------------------------------------------------------------------
+# --- models that differ from the trained ones between stages ---------------------------------------------------------
 
 
 def stop(*args: Any) -> None:
@@ -225,7 +226,7 @@ def test_weights_that_were_changed_on_disk_are_an_error_that_names_both_stages(s
 
 
 def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopped):
-    """Its manifest agrees with its files, and yet it is not what the stage trained."""
+    """Its manifest agrees with its files, but it is not the checkpoint that the stage trained."""
     checkpoint = stopped / "01-sft/checkpoints/step-000003"
     path = checkpoint / "model/model.safetensors"
     weights = load_file(path)
@@ -328,7 +329,7 @@ def test_a_stage_that_is_done_does_not_either(cut):
     edit(cut, 1, "steps: 3", "steps: 4")
     with pytest.raises(ConfigError, match=r"stage sft has begun [^$]*train\.steps [^$]*because the stage is finished"):
         posttrain.resume(cut)
-    shutil.rmtree(cut / "01-sft")  # and now the second stage goes on from another model than it began with
+    shutil.rmtree(cut / "01-sft")  # the second stage would now continue from another model than it began with
     with pytest.raises(ConfigError, match=r"stage grpo has begun with other settings: model\.path"):
         posttrain.resume(cut)
 
@@ -387,7 +388,7 @@ def test_one_run_does_not_take_the_stages_of_a_pipeline(folder):
         api.train(settings(folder, "never"))
 
 
-# --- what is looked at first, and what is judged ---------------------------------------------------------------------
+# --- what is checked first, and how a pipeline is judged -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -446,7 +447,7 @@ def test_and_stops_the_pipeline_where_that_is_asked_for(folder):
     assert len(posttrain.resume(folder / "stops").stages) == 2
 
 
-# --- what is shown ---------------------------------------------------------------------------------------------------
+# --- output ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_command_line_trains_a_pipeline_and_ends_with_a_table(folder, capsys):

@@ -1,4 +1,4 @@
-"""Packages that publish something: one that is really installed, and ones that are written for a test."""
+"""Packages with plugins: one that is really installed, and others that are written for a test."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def acme(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def publish(tmp_path, monkeypatch) -> Callable[..., None]:
-    """Installs a package of one module: what it publishes, as `{group: {name: attribute}}`, and the module's text."""
+    """A function that installs a package of one module, given its plugins as `{group: {name: attribute}}` and its
+    text."""
 
     def installed(name: str, points: dict[str, dict[str, str]], code: str) -> None:
         place = tmp_path / name

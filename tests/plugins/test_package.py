@@ -1,4 +1,4 @@
-"""A package in a folder of its own, installed by pip, of which posttrain's source knows nothing."""
+"""A separate package that pip installs, and that posttrain's source does not know."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def with_package(acme: Path) -> dict[str, str]:
 
 
 def posttrain(acme: Path, place: Path, *arguments: str) -> str:
-    """What the command says."""
+    """The output of the command."""
     command = [sys.executable, "-m", "posttrain", *arguments]
     done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=with_package(acme))
     assert done.returncode == 0, done.stderr
@@ -95,7 +95,7 @@ def test_it_is_explained_documented_and_checked_and_its_names_are_known(acme, pl
 
 @pytest.mark.slow
 def test_it_is_slower_to_explain_by_a_few_milliseconds_at_most(acme, place):
-    """The best of five: what the machine does beside is not counted."""
+    """The best of five runs, so that other work of the machine does not count."""
 
     def best(name: str) -> float:
         def once() -> float:

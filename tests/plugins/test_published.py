@@ -1,4 +1,4 @@
-"""What is said of packages that publish something broken, something of another kind, or a name that is taken."""
+"""Errors for packages whose plugin is broken, of another kind, or has a name that is taken."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def every_warning_anew():
     plugins._warn.cache_clear()
 
 
-# --- what is broken ------------------------------------------------------------------------------------------------
+# --- broken plugins ------------------------------------------------------------------------------------------------
 
 
 def test_an_algorithm_that_cannot_be_imported_names_its_package_and_hurts_no_other(publish, capsys):
@@ -99,7 +99,7 @@ def test_an_algorithm_without_a_card_says_so(publish):
 )
 def test_a_reward_that_cannot_be_imported_names_its_package(publish, code, said):
     publish("sick", {"rewards": {"mine": "score"}}, code)
-    check_names([Reward(name="mine")])  # nothing is imported for that
+    check_names([Reward(name="mine")])  # this needs no import
     with pytest.raises(ConfigError, match=said):
         build_rewards([Reward(name="mine")])
 
@@ -153,7 +153,7 @@ def test_of_two_packages_with_one_name_neither_is_used(publish):
     assert ALGORITHMS["grpo"] is GRPO
 
 
-# --- what works ------------------------------------------------------------------------------------------------------
+# --- working plugins -------------------------------------------------------------------------------------------------
 
 
 def test_rows_of_any_kind_are_a_task(publish):

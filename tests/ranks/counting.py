@@ -1,4 +1,4 @@
-"""One rank of a run of two: what memory it takes while it loads, trains, saves and publishes.
+"""One rank of a run of two: the memory that it takes while it loads, trains, saves and publishes.
 
 RANK=0 WORLD_SIZE=2 … python -m tests.ranks.counting FOLDER OUT
 """
@@ -32,7 +32,7 @@ def main(folder: Path, out: Path) -> None:
     place = place_of_process()
     assert place is not None
     ranks = ProcessRanks(place, deadline=120)
-    ranks.inside = True  # every rank runs this program: nothing is announced
+    ranks.inside = True  # every rank runs this program, so nothing is announced
     config = load_config(
         {
             "algorithm": "grpo",
@@ -62,7 +62,7 @@ def main(folder: Path, out: Path) -> None:
                 pass
         loaded, ranks.inside = policy.loaded, ranks.rank > 0
         with meter.span("save"):
-            if ranks.rank == 0:  # the first rank writes, and the others bring what it asks for
+            if ranks.rank == 0:  # the first rank writes, and the others send the parts that it requests
                 save_model(loaded.model, loaded.tokenizer, mine / "model", eos_ids=loaded.eos_ids, pad_id=loaded.pad_id)
                 with ranks.together(END):
                     pass

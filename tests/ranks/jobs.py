@@ -11,7 +11,7 @@ from posttrain.train.local_ranks import free_port
 
 
 def start(size: int, module: str, *arguments: str) -> list[Module]:
-    """`python -m module arguments` as so many ranks; one is no job."""
+    """Start `python -m module arguments` as `size` ranks; one rank is no job."""
     port, ranks = str(free_port()), []
     for rank in range(size):
         place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(size)}
@@ -22,7 +22,7 @@ def start(size: int, module: str, *arguments: str) -> list[Module]:
 
 
 def finish(ranks: Sequence[Module], timeout: float = 240) -> None:
-    """Wait; what a failed rank has said is the message of the failure."""
+    """Wait for the ranks; a failed rank's output becomes the message of the failure."""
     said = [rank.communicate(timeout=timeout)[1] for rank in ranks]
     failed = [f"rank {number}: {text[-3000:]}" for number, text in enumerate(said) if ranks[number].returncode]
     assert not failed, "\n".join(failed)

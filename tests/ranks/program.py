@@ -1,4 +1,4 @@
-"""One rank of a job that takes one step with each algorithm, mostly in float64: its gradients and metrics go on file.
+"""One rank of a job that takes one step with each algorithm, mostly in float64, and files gradients and metrics.
 
 RANK=0 WORLD_SIZE=2 … python -m tests.ranks.program FOLDER OUT NAME...
 """
@@ -40,7 +40,7 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
     place = place_of_process()
     ranks: Ranks = ONE if place is None else ProcessRanks(place, deadline=120)
     if isinstance(ranks, ProcessRanks):
-        ranks.inside = True  # every rank runs this program: nothing is announced
+        ranks.inside = True  # every rank runs this program, so nothing is announced
     found = {name: one_step(folder, name, ranks) for name in names or SCENARIOS}
     if ranks.rank == 0:
         torch.save(found, out)
@@ -48,18 +48,18 @@ def main(folder: Path, out: Path, names: list[str]) -> None:
 
 @contextmanager
 def everything_in_float64() -> Iterator[None]:
-    """Inside, whatever the library loads."""
+    """A context in which the library loads every model in float64."""
     made_by = ((setup, "load_policy"), (setup, "load_scoring_model"), (setup, "build_critic"), (policy, "load_model"))
     with pytest.MonkeyPatch.context() as patch:
         for module, name in made_by:
             patch.setattr(module, name, partial(in_float64, getattr(module, name)))
-        for module in (policy, references):  # a frozen model is not held in the float32 of the computation
+        for module in (policy, references):  # a frozen model does not stay in the float32 of the computation
             patch.setattr(module, "hold_in", lambda model, dtype: model)
         yield
 
 
 def in_float64(make: Callable[..., Any], *args: Any, **how: Any) -> Any:
-    """What the library loads, in twice the precision."""
+    """A model that the library loads, converted to float64."""
     made = make(*args, **how)
     if getattr(getattr(made, "model", None), "config", None) and "Moe" in type(made.model).__name__:
         return made  # PyTorch has no grouped products in float64
@@ -74,12 +74,12 @@ def in_float64(make: Callable[..., Any], *args: Any, **how: Any) -> Any:
 
 
 def exact_norm(module: Any, x_LD: torch.Tensor) -> torch.Tensor:
-    """transformers computes it in float32, whose last bit depends on how many rows stand beside a row."""
+    """transformers computes norms in float32, whose last bit depends on the number of rows in the batch."""
     return module.weight * x_LD * (x_LD.square().mean(-1, keepdim=True) + module.variance_epsilon).rsqrt()
 
 
 def exact_rotary(module: Any, x: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same of the rotary factors."""
+    """The rotary factors in float64, for the same reason."""
     angles = position_ids[..., None].double() * module.inv_freq.double()
     both = torch.cat([angles, angles], dim=-1)
     return both.cos().to(x.dtype), both.sin().to(x.dtype)
@@ -127,7 +127,7 @@ def config_of(folder: Path, scenario: Scenario) -> RunConfig:
 
 @torch.no_grad()
 def scored_alone(trainer: Trainer, experience: Experience | Batch, ranks: Ranks) -> torch.Tensor:
-    """What the first rank finds of all rows in passes of its own, which the others are told of; theirs are not kept."""
+    """Scores of all rows by the first rank, sent to the others; passes of the other ranks are discarded."""
     batch = Batch.from_experience(experience) if isinstance(experience, Experience) else experience
     if ranks.rank > 0:
         assert isinstance(ranks, ProcessRanks)
@@ -145,11 +145,11 @@ def scored_alone(trainer: Trainer, experience: Experience | Batch, ranks: Ranks)
 
 
 def rows_for(scenario: Scenario, config: RunConfig) -> Experience | Batch:
-    """Rows of random letters, with what the algorithm asks for beside rewards."""
+    """Rows of random letters, with the columns that the algorithm needs in addition to rewards."""
     experience, algorithm = given(config), config.algorithm.build()
     if isinstance(experience, Experience):
         rewards_PG = experience.rewards_PG
-        if algorithm.key == "pass_at_k":  # it counts right and wrong answers
+        if algorithm.key == "pass_at_k":  # the algorithm counts right and wrong answers
             experience = replace(experience, rewards_PG=torch.tensor([[1.0, 0, 0, 1], [0, 1, 0, 0]]))
         if "greedy_reward" in algorithm.needs:
             experience = replace(experience, greedy_rewards_P=rewards_PG.mean(dim=1))
@@ -165,7 +165,7 @@ def parameters(trainer: Trainer) -> dict[str, torch.nn.Parameter]:
 
 
 def fewer(experience: Experience | Batch, trained: int) -> Experience | Batch:
-    """The same rows, of which only the first few train."""
+    """The same rows, only the first few of which are trained."""
     mask_BT = experience.completion_mask_BT.clone()
     mask_BT[trained:] = False
     return replace(experience, completion_mask_BT=mask_BT)

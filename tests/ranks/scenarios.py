@@ -1,4 +1,4 @@
-"""What is trained on several ranks: every algorithm, and what is different for FSDP."""
+"""Scenarios for several ranks: every algorithm, and the cases that differ for FSDP."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from posttrain.algorithms import ALGORITHMS
 REWARDS = {"rewards": [{"name": "repetition", "settings": {"n": 1}}]}
 LORA = {"lora": {"rank": 2}}
 TWO_TO_A_COPY = {"shard": 2}
-"""Of four ranks there are two copies; of two, one."""
+"""Two ranks share a copy of the weights, so four ranks hold two copies and two ranks hold one."""
 DIVIDED = {"tensor": 2}
-"""Matrices, by two neighbours."""
+"""Matrices divided between two neighbours."""
 REFERENCE = {"name": "grpo", "kl_coef": 0.1}
 
 
@@ -24,9 +24,9 @@ class Scenario:
     settings: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
     rows: int | None = None
-    """So many of the eight rows train."""
+    """How many of the eight rows are trained."""
     precision: str = "float64"
-    """Of weights and computation; bfloat16: of the computation alone."""
+    """Precision of weights and computation; for bfloat16, of the computation alone."""
 
 
 def _of(name: str) -> Scenario:

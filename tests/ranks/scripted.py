@@ -1,4 +1,4 @@
-"""One rank of several, in this process alone: what the others give is computed or said beforehand."""
+"""One rank of several, simulated in this process: the values of the others are computed or scripted."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Scripted:
         return nullcontext()
 
     def gather(self, value: Any) -> list[Any]:
-        """Of a split the numbers of micro-batches, else the errors that were said."""
+        """The numbers of micro-batches for a split, otherwise the scripted errors."""
         if self.batch is None:
             return list(self.errors)
         dealt = rows_by_rank(self.batch, self.size)
         return [len(list(microbatches(self.batch.rows(mine), 60))) if mine else 0 for mine in dealt]
 
     def add_up(self, tensors: Any) -> None:
-        raise AssertionError("nothing is added up here")
+        raise AssertionError("nothing is summed here")

@@ -1,4 +1,4 @@
-"""With two copies of the weights on four ranks a rank holds what the planner says."""
+"""With two copies of the weights on four ranks, each rank holds as much as the planner says."""
 
 from __future__ import annotations
 
@@ -29,4 +29,4 @@ def test_live_bytes_of_a_rank_are_within_a_tenth_of_the_plan(tmp_path):
     assert planned[2] is not None
     assert planned[4] is not None
     assert planned[2].bytes == pytest.approx(measured, rel=0.1)
-    assert planned[4].bytes < 0.85 * measured, "else nothing is told"
+    assert planned[4].bytes < 0.85 * measured, "otherwise the test shows nothing"

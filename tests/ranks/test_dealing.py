@@ -1,4 +1,5 @@
-"""Which rank computes which rows: all of them once, units whole, about equally many tokens; how a rank knows itself."""
+"""The division of rows among ranks: every row once, units undivided, about equal tokens; and how a rank finds its
+place."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ def test_every_part_is_dealt_once_and_no_rank_has_much_more_than_needed(costs, s
 
 
 def rows(lengths: list[int], prompts: list[int], *, pairs: bool = False) -> Batch:
-    """Rows of a prompt of 24 tokens, which rows of one number share, and an answer of the given length."""
+    """Rows of a prompt of 24 tokens, which rows with the same number share, and an answer of the given length."""
     width = PROMPT + max(lengths)
     ids_BT = torch.arange(width).repeat(len(lengths), 1) + 100 * torch.arange(len(lengths))[:, None]
     for row, prompt in enumerate(prompts):
@@ -51,7 +52,7 @@ def test_all_rows_that_train_are_computed_by_one_rank_each_in_equally_many_micro
     trained = {row for unit in batch.units if any(lengths[row] for row in unit) for row in unit}
     assert sorted(row for mine in dealt for row in mine) == sorted(trained)
     owner = {row: rank for rank, mine in enumerate(dealt) for row in mine}
-    assert all(len({owner[row] for row in unit}) == 1 for unit in batch.units if unit[0] in owner), "a pair is torn"
+    assert all(len({owner[row] for row in unit}) == 1 for unit in batch.units if unit[0] in owner), "a pair is split"
     found = [list(Split(None, 60, Scripted(rank, size, batch))(batch)) for rank in range(size)]
     assert len({len(micros) for micros in found}) == 1, "ranks with fewer passes would leave the others waiting"
     assert sorted(row for micros in found for places, _ in micros for row in places) == sorted(trained)
@@ -110,7 +111,7 @@ def test_an_error_on_one_rank_is_raised_on_all():
         ),
         (
             {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", **STEP}
-            | {"SLURM_STEP_TASKS_PER_NODE": "5,3"},  # no machine has as many as another
+            | {"SLURM_STEP_TASKS_PER_NODE": "5,3"},  # no machine has as many ranks as another
             Place(rank=5, size=8, local=1),
         ),
         (  # ranks of several nodes with unequal numbers of them, in a Slurm step of one task for each node
@@ -129,7 +130,7 @@ def test_an_error_on_one_rank_is_raised_on_all():
         ),
         ({"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", **MEETING}, None),
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"}, None),
-        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}, None),  # a batch script, outside of a step
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "2", "SLURM_LOCALID": "0"}, None),  # a batch script, outside a step
     ],
 )
 def test_a_process_knows_its_place_from_whoever_started_it(environment, place):

@@ -1,4 +1,4 @@
-"""Runs of two ranks as users start them: what they leave, how they are killed, resumed and stopped."""
+"""Runs of two ranks as users start them: their files, and how they are killed, resumed and stopped."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_adapters_beside_divided_matrices_are_refused_by_name(tmp_path):
 
 
 def test_a_rank_ends_with_its_exit_code_whatever_comes_while_the_interpreter_is_taken_apart():
-    """As a thread of gloo, which lets go of a tensor then. What is registered for the exit runs all the same."""
+    """A gloo thread, for example, may release a tensor then. Exit handlers still run."""
     code = (
         "import atexit, os, sys\nfrom posttrain.ranks.environment import leave\n"
         "atexit.register(print, 'registered')\nprint('said', end=' ')\n"
@@ -124,7 +124,7 @@ class ThreeAtMost(LocalRanks):
 
 
 class Stopped(LocalRanks):
-    """Told to stop while it looks for machines."""
+    """A launcher that receives the signal while it looks for machines."""
 
     def __init__(self, output: int | None, number: int) -> None:
         super().__init__(output)
@@ -171,12 +171,12 @@ def test_a_run_of_two_ranks_ends_as_that_of_one_and_goes_on_with_any_number(tmp_
 
 @pytest.mark.slow
 def test_a_run_with_two_copies_of_the_weights_goes_on_with_one_and_with_two_again(tmp_path):
-    """Of four ranks two share a copy; of two ranks both."""
+    """Of four ranks, two share a copy; of two ranks, both do."""
     one = pt.train(config(tmp_path / "one", 1, steps=6))
     run = pt.train(config(tmp_path / "two", 4, shard=2))
     state = json.loads((tmp_path / "two" / "checkpoints" / "step-000003" / "state" / "shards.json").read_text())
     files = {file for tensor in state["tensors"].values() for file, _ in tensor["parts"]}
-    assert files == {"rank-00000.safetensors", "rank-00001.safetensors"}, "each part once, of the first copy"
+    assert files == {"rank-00000.safetensors", "rank-00001.safetensors"}, "each part once, from the first copy"
     assert [m["reward"] for m in run.metrics] == [m["reward"] for m in one.metrics[:3]]
     pt.resume(tmp_path / "two", steps=5, devices=2)
     pt.resume(tmp_path / "two", steps=6, devices=4)
@@ -189,7 +189,7 @@ def test_a_run_with_two_copies_of_the_weights_goes_on_with_one_and_with_two_agai
 
 @pytest.mark.slow
 def test_a_run_whose_matrices_are_divided_goes_on_with_one_rank_and_with_two_again(tmp_path):
-    """Held-out rows and probes pass through the first rank and its neighbour; its state lies in columns, too."""
+    """Held-out rows and probes pass through the first rank and its neighbour; its state is divided by columns, too."""
     one = pt.train(config(tmp_path / "one", 1, steps=6))
     run = pt.train(config(tmp_path / "two", 2, tensor=2))
     state = json.loads((tmp_path / "two" / "checkpoints" / "step-000003" / "state" / "shards.json").read_text())
@@ -203,7 +203,7 @@ def test_a_run_whose_matrices_are_divided_goes_on_with_one_rank_and_with_two_aga
     ours, theirs = weights(tmp_path / "one", 6), weights(tmp_path / "two", 6)
     moved = max(float((ours[n] - weights(tmp_path / "one", 0)[n]).abs().max()) for n in ours)
     assert max(float((ours[n] - theirs[n]).abs().max()) for n in ours) < 2e-2 * moved, (
-        "float32 products in another order, through AdamW, which makes much of gradients near 0"
+        "float32 products in another order, through AdamW, which magnifies gradients near 0"
     )
 
 
@@ -282,5 +282,5 @@ def ranks_of(launcher: subprocess.Popen[bytes]) -> list[int]:
 
 
 def left_of(ranks: list[int]) -> list[int]:
-    """Those of the job that still run."""
+    """The processes of the job that still run."""
     return [pid for pid in ranks if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"]

@@ -1,4 +1,4 @@
-"""No rank ever holds a whole model: counted while it loads, trains, saves its state, publishes and writes the model."""
+"""No rank ever holds a whole model: memory is counted while it loads, trains, saves, publishes and writes the model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 RANKS = 2
 SMALL_CHANGE = 100_000
-"""Bytes of rows, records and buffers; a block has twice as many and more."""
+"""Bytes of rows, records and buffers; a block has at least twice as many."""
 
 
 def dense(folder: Path) -> Path:
@@ -21,7 +21,7 @@ def dense(folder: Path) -> Path:
 
 
 def mixture(folder: Path) -> Path:
-    """Its experts are in the file one by one, and in the model one tensor."""
+    """A mixture of experts, whose file has separate experts, and whose model one tensor."""
     tokenizer = tiny_tokenizer()
     config = Qwen3MoeConfig(
         vocab_size=len(tokenizer),
@@ -42,8 +42,8 @@ def mixture(folder: Path) -> Path:
 
 @pytest.fixture(scope="module", params=[dense, mixture])
 def counted(request, tmp_path_factory) -> list[dict[str, Any]]:
-    """Of each rank: bytes of its model, of a block and of a tensor; by phase the largest piece of memory that it took,
-    the most that was alive, and what was alive before."""
+    """For each rank: bytes of its model, of a block and of a tensor; for each phase its largest allocation, its peak
+    memory, and its memory before."""
     folder = request.param(tmp_path_factory.mktemp("counted"))
     finish(start(RANKS, "tests.ranks.counting", str(folder), str(folder / "out")))
     return [json.loads((folder / f"out.{rank}.json").read_text()) for rank in range(RANKS)]
@@ -52,7 +52,7 @@ def counted(request, tmp_path_factory) -> list[dict[str, Any]]:
 @pytest.mark.slow
 def test_the_largest_piece_of_memory_that_a_rank_takes_is_one_block(counted):
     for rank in counted:
-        assert rank["model"] > 6 * rank["block"], "else there is nothing to tell"
+        assert rank["model"] > 6 * rank["block"], "otherwise the test shows nothing"
         for name, (largest, _, _) in rank["spans"].items():
             assert 0 < largest <= 1.02 * rank["block"], name
 

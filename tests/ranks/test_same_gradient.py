@@ -1,4 +1,4 @@
-"""Promise 1 over ranks: the gradient, the metrics and the weights of a step do not depend on how many compute it."""
+"""Promise 1 over ranks: the gradient, metrics and weights of a step do not depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ QUICK = [
     "grpo, Qwen3, divided, in bfloat16",
 ]
 GROUPS = ["grpo, Qwen3, divided"]
-"""With two ranks that have different rows beside two that divide matrices."""
+"""Also with two pairs of ranks: the pairs have different rows, and the ranks of a pair divide matrices."""
 HYBRID = [name for name in SCENARIOS if "to a copy" in name or "on each rank" in name]
 FLOAT32 = {name for name in SCENARIOS if "mixture of experts" in name}
-"""PyTorch has no grouped products in float64."""
+"""Scenarios without grouped products, which PyTorch does not have in float64."""
 BFLOAT16 = {name for name in SCENARIOS if "in bfloat16" in name}
-"""Compared by the norm of all gradients."""
+"""Scenarios that are compared by the norm of all gradients."""
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
@@ -49,7 +49,7 @@ def folder(tmp_path_factory) -> Path:
 
 
 def models(folder: Path) -> Path:
-    """A small model of each kind. Biases, which begin at 0 in a new one, are drawn at random."""
+    """A small model of each kind. Biases, which are 0 in a new model, are random."""
     tokenizer = tiny_tokenizer()
     tiny_model(folder / "llama")
     more = {**SMALL, "vocab_size": len(tokenizer), "num_key_value_heads": 2, "head_dim": 8}
@@ -90,12 +90,12 @@ def test_a_step_of_two_groups_that_divide_matrices_is_that_of_one(folder):
 
 
 def test_in_bfloat16_divided_matrices_change_the_gradient_by_rounding(folder):
-    """Products are summed in another order, each cast to 8 bits before: 0.25% to 0.4% of the norm were seen. A sum that
-    is missing, or that comes twice, is off by far more."""
+    """Products are summed in another order, and cast to 8 bits before: 0.25% to 0.4% of the norm were measured. A sum
+    that is missing or counted twice causes a far larger difference."""
     one, two = (steps(folder, size, QUICK)["grpo, Qwen3, divided, in bfloat16"]["gradients"] for size in (1, 2))
     whole = math.sqrt(sum(float(gradient.square().sum()) for gradient in one.values()))
     off = math.sqrt(sum(float((gradient - two[key]).square().sum()) for key, gradient in one.items()))
-    assert 1e-4 * whole < off < 0.01 * whole, "equal to the bit, nothing was divided or nothing was cast"
+    assert 1e-4 * whole < off < 0.01 * whole, "bit equality would mean that nothing was divided or cast"
 
 
 def said_by_both(folder: Path, *what: str) -> list[list[str]]:
@@ -107,7 +107,7 @@ def said_by_both(folder: Path, *what: str) -> list[list[str]]:
 
 
 def test_weights_that_two_ranks_hold_have_the_same_bits_or_nothing_is_saved(folder):
-    """Norms of neighbours, and all weights of two copies. One rank's first number is moved by one bit."""
+    """Norms of neighbours, and all weights of two copies. The test changes one rank's first number by one bit."""
     said = said_by_both(folder, "bits", "grpo, Qwen3, divided", "grpo, a copy on each rank")
     for kind, text, key in said:
         assert kind == "GuardStop"

@@ -1,4 +1,4 @@
-"""The state of several ranks on file: any number reads what any number wrote, and damage is said."""
+"""The state of several ranks on file: any number of ranks reads what any number wrote, and damage is reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ WHOLE = {
 
 
 def written(folder, size: int) -> None:
-    """As FSDP cuts: along the first dimension, as many rows for each as `torch.chunk` gives, the last ranks fewer."""
+    """Write shards as FSDP does: along the first dimension, with the rows of `torch.chunk`, fewer for the last
+    ranks."""
     found = []
     for rank in range(size):
         parts = {}
@@ -65,7 +66,7 @@ def test_parts_may_be_blocks_of_rows_and_columns(tmp_path):
 
 
 def test_a_state_that_tells_first_rows_alone_is_read_as_well(tmp_path):
-    """As versions before columns were divided wrote it."""
+    """Versions without divided columns wrote such a state."""
     written(tmp_path, 2)
     index = json.loads((tmp_path / INDEX).read_text())
     for facts in index["tensors"].values():

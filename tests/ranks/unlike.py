@@ -1,4 +1,4 @@
-"""One rank of a job that has to be refused: what it says goes on file.
+"""One rank of a job that must be refused; its error goes to a file.
 
 RANK=0 WORLD_SIZE=2 … python -m tests.ranks.unlike FOLDER OUT machines     neighbours are on two of them
                                                         … bits NAME...     a weight that both hold differs in one bit
@@ -60,7 +60,7 @@ def main(folder: Path, out: Path, what: str, *names: str) -> None:
         place = place_of_process()
         assert place is not None
         ranks = ProcessRanks(place, deadline=120)
-        ranks.inside = True  # every rank runs this program: nothing is announced
+        ranks.inside = True  # every rank runs this program, so nothing is announced
         said = [refused_for_bits(folder, name, ranks) for name in names]
     out.with_suffix(f".{os.environ['RANK']}").write_text(json.dumps(said))
 

@@ -1,8 +1,8 @@
-r"""Completions that graders of mathematics have judged wrongly, or were stalled by, and what is right for each.
+r"""Completions that graders of mathematics have misjudged or stalled on, with the right verdict for each.
 
 `PUBLISHED` are cases that were tried on eight published graders; `OWN` are further ones of the same kinds. A case is a
-gold answer, a completion, and whether the completion deserves the reward under the defaults of the verifier. Where that
-is a matter of policy, `option` names the documented setting under which the verdict is the other one.
+gold answer, a completion, and whether the completion deserves the reward under the defaults of the verifier. If that is
+a matter of policy, `option` names the documented setting that reverses the verdict.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ class Case:
     accept: bool
     verifier: str = "math"
     option: dict[str, Any] = field(default_factory=dict)
-    """Settings that turn the verdict around."""
+    """Settings that reverse the verdict."""
     reason: str | None = None
-    """The reason that the verdict gives, where it matters which."""
+    """The reason that the verdict must give; None if any reason will do."""
     missed: bool = False
-    """Deserves the reward and does not get it: the price of a bound, documented."""
+    """Deserves the reward and does not get it: the documented price of a limit."""
 
 
 def yes(key: str, gold: Any, completion: Any, **more: Any) -> Case:
@@ -120,7 +120,7 @@ PUBLISHED = [
 ]
 
 MALFORMED_GOLDS = [None, float("nan"), float("inf"), "", "   ", "#### ", r"\boxed{}", True, ["7"], {"a": 1}, b"7", "$$"]
-"""Row 69 and its like: no completion may earn anything for them; they are errors of the data."""
+"""Row 69 and similar ones: no completion may earn anything for them, because they are errors of the data."""
 
 _UNICODE_MINUS = "\N{MINUS SIGN}7"
 _ANALYSIS = r"<|channel|>analysis<|message|>\boxed{7}<|end|>"
@@ -247,7 +247,7 @@ OWN = [
     no("overset", "7", r"\boxed{\overset{8}{7}}"),
     no("phantom", "7", r"\boxed{\phantom{8}7}"),
     no("comment_sign", "7", "\\boxed{7 % 8\n}"),
-    # no answer, or none that counts
+    # no answer, or none that is valid
     no("empty", "7", "", reason="no_answer"),
     no("spaces", "7", "  \n ", reason="no_answer"),
     no("no_number", "7", "I do not know.", reason="no_answer"),
@@ -304,7 +304,7 @@ OWN = [
     no("inj_lambda", "7", "\\boxed{(lambda: 7)()}"),
     no("inj_fstring", "7", "\\boxed{{7}.__class__}"),
     no("inj_plain", "7", "The answer is __import__('os').system('true') or 7"),
-    # work without end
+    # computations that never end
     no("dos_tower", "7", r"\boxed{9^{9^{9^{9}}}}", reason="too_large"),
     no("dos_power", "7", r"\boxed{7^{30000000}}", reason="too_large"),
     no("dos_power_negative", "7", r"\boxed{7^{-30000000}}", reason="too_large"),
@@ -332,7 +332,7 @@ OWN = [
     no("dos_long_list", "7", "\\boxed{" + ",".join(rf"(x+{k})^{{9}}" for k in range(50)) + "}"),
     no("dos_openings", "7", "\\(" * 1_500),
     no("dos_many_atoms", "7", "$$ \\( " * 700),
-    # solutions and how often they are named
+    # solutions and how often each is named
     yes("solution_twice", "(1,2),(3,4)", r"\boxed{(1,2),(3,4),(1,2)}"),
     yes("number_twice", "1,2", r"\boxed{2,1,2}"),
     no("multiplicity", "2,2,3", r"\boxed{2,3}"),

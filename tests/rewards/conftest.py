@@ -49,7 +49,7 @@ def score(built: Callable[..., RewardSet]) -> Callable[..., Scores]:
 
 @pytest.fixture
 def children() -> Callable[[], list[psutil.Process]]:
-    """The processes below this one that were started during the test."""
+    """The descendants of this process that were started during the test."""
     before = {process.pid for process in psutil.Process().children(recursive=True)}
 
     def started() -> list[psutil.Process]:

@@ -1,10 +1,10 @@
-"""Prompts and completions to be scored."""
+"""Prompts and completions to score."""
 
 from posttrain.types import Completion, Prompt
 
 IN_TIME = 2.5
-"""Deadline of calls some of which never end, so that a test waits for it; the others must be back even where a busy
-machine stops everything for two seconds."""
+"""Deadline in seconds of calls of which some never end, so the test waits this long. The other calls must return in
+time even if a busy machine stops everything for two seconds."""
 
 
 def completion(text: str, *, truncated: bool = False) -> Completion:

@@ -1,7 +1,7 @@
-r"""What completions say around their numbers, and what they put into their boxes: which of it is one answer.
+r"""Texts around the numbers of completions, and contents of their boxes: which of them give one answer.
 
-Each of `SAID_WRONG` and `BOXED_WRONG` mentions 7 and must not be paid for it; each of `SAID_RIGHT` gives 18, as models
-and people do. Nothing here depends on the data set.
+Each of `SAID_WRONG` and `BOXED_WRONG` mentions 7 and must not be paid for it; each of `SAID_RIGHT` gives 18 in the
+words of models and people. Nothing here depends on the data set.
 """
 
 from __future__ import annotations
@@ -327,7 +327,7 @@ SAID_WRONG = [
     "She has at least 7.",
     "The answer is 7, but 8 is possible",
 ]
-"""Without a box: hedges, denials, guesses, counts, chains, questions; the gold is 7."""
+"""Texts without a box: hedges, denials, guesses, counts, chains, questions; the gold is 7."""
 
 BOXED_WRONG = [
     r"\boxed{7}, \boxed{8}",
@@ -623,7 +623,7 @@ BOXED_WRONG = [
     r"\framebox{6}\boxed{7}",
     r"\framebox{8}",
 ]
-"""With a box, around it or in it; the gold is 7."""
+"""Texts with a box, around it or in it; the gold is 7."""
 
 OTHER_WRONG = [
     (r"\frac{1}{2004!}", r"\boxed{\frac{1}{2003!}}"),
@@ -683,7 +683,7 @@ OTHER_WRONG = [
     (r"11\sqrt2", r"Simplify $\sqrt{242}$."),
     (r"\frac14", "Write $0.25$ as a fraction."),
 ]
-"""A gold, and what is not it."""
+"""A gold, and an answer that differs from it."""
 
 SAID_RIGHT = [
     "**Answer:** 18",
@@ -974,4 +974,4 @@ OTHER_RIGHT = [
     (r"\text{below}", r"\boxed{\text{below}}"),
     (r"x \approx 3.2", r"\boxed{x \approx 3.2}"),
 ]
-"""A gold, and the same otherwise."""
+"""A gold, and the same answer in another form."""

@@ -1,4 +1,4 @@
-"""Published pairs of gold and answer: `math` departs from their labels only where the benchmark says why."""
+"""Published pairs of gold and answer: `math` departs from their labels only in cases that the benchmark explains."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_options_of_the_rows_settle_what_the_conventions_do_not(benchmark):
 
 
 def test_a_declared_option_brings_the_lenient_reading_back(benchmark):
-    """The rows that math-verify reads with decimal commas, and those that leave a computation undone."""
+    """The rows that math-verify reads with decimal commas, and those that leave a computation unfinished."""
     rows = {pair.row: pair for pair in benchmark.pairs("answer_pairs_math_verify.jsonl")}
     for row in (6, 17):
         assert benchmark.math(rows[row].given, rows[row].gold, decimal_comma=True) == 1.0, rows[row]
@@ -65,7 +65,7 @@ def test_a_declared_option_brings_the_lenient_reading_back(benchmark):
 
 @pytest.mark.parametrize("file", ["answer_pairs_math_verify.jsonl", "answer_pairs_qwen_math100.jsonl"])
 def test_where_labels_follow_the_rules_we_err_no_more_than_math_verify(benchmark, file):
-    """With the options that a row declares, and without the rows whose label contradicts a stated rule, for both."""
+    """Both graders get the options that a row declares, and skip rows whose label contradicts a stated rule."""
     kept = [pair for pair in benchmark.pairs(file, declared=True) if not pair.rule]
     count, accepts, rejects = benchmark.counts(kept, ours=True)
     their_count, their_accepts, their_rejects = benchmark.counts(kept, ours=False)
@@ -75,5 +75,5 @@ def test_where_labels_follow_the_rules_we_err_no_more_than_math_verify(benchmark
 
 
 def test_only_departures_are_set_aside(benchmark):
-    """A row whose label suits us stays in the count, whatever rule it may contradict."""
+    """A row whose label agrees with our verdict stays in the count, whatever rule it may contradict."""
     assert benchmark.CONTRADICTIONS.keys() <= benchmark.REASONS.keys()

@@ -1,4 +1,4 @@
-"""The battery: what deserves the reward gets it, and nothing else does, whatever it tries."""
+"""The battery: every completion that deserves the reward gets it, and no other does, whatever it tries."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_a_completion_earns_what_it_deserves(tmp_path, monkeypatch):
         start = time.process_time()
         verdict = judge(case)
         assert verdict.score == float(case.accept), (case.key, verdict)
-        assert time.process_time() - start < 5, case.key  # comes back at all: no case needs a clock
+        assert time.process_time() - start < 5, case.key  # it returns at all: no case needs a clock
         assert case.reason in (None, verdict.reason), (case.key, verdict)
         assert not list(Path(tmp_path).iterdir()), f"model text was executed: {case.key}"
 
@@ -79,7 +79,7 @@ def test_another_answer_earns_nothing():
 
 
 def test_one_answer_earns_its_reward_however_it_is_said():
-    """With `math` a noun behind the number takes the option."""
+    """With `math`, a noun after the number needs the option."""
     missed = [said for said in SAID_RIGHT if presets.math(said, "18").score != 1.0]
     assert [said for said in missed if presets.math(said, "18", words=True).score != 1.0] == []
     assert [said for said in SAID_RIGHT if presets.gsm8k(said, "18").score != 1.0] == []
@@ -90,7 +90,7 @@ def test_the_same_answer_earns_its_reward():
 
 
 def test_algebra_follows_the_options():
-    """log(x)² and ln(x)² are one where `log` is the natural logarithm, beyond what multiplies out as well."""
+    """log(x)² and ln(x)² are equal if `log` is the natural logarithm, also beyond what expansion can prove."""
     gold, given = r"\tan(\ln x)", r"\boxed{\frac{\sin(\log x)}{\cos(\ln x)}}"
     assert presets.math(given, gold).score == 0.0
     assert presets.math(given, gold, natural_log=True).score == 1.0
@@ -146,7 +146,7 @@ def test_a_number_of_something_is_read_alike_however_it_is_spaced(unit):
 
 
 def test_what_would_hold_up_the_training_is_left_to_a_worker(monkeypatch):
-    """Sixty boxes whose contents take milliseconds each: the quick path gives up, the worker's verdict is the same."""
+    """Sixty boxes, each of which takes milliseconds: the quick path gives up, and the worker's verdict is the same."""
     dear = [case for case in OWN if case.key.startswith("dos_dear")]
     assert len(dear) == 3
     for case in dear:

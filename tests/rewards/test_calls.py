@@ -1,4 +1,4 @@
-"""Signatures of reward functions, and what comes of calling them."""
+"""Signatures of reward functions, and the results of their calls."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""Form: sections that stand there once and alone, and JSON that is nothing but JSON."""
+"""Format rewards: sections that occur once and alone, and JSON without any other text."""
 
 from __future__ import annotations
 

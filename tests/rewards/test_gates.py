@@ -1,4 +1,5 @@
-"""Composition: what counts only where another reward was reached, who is told, and who may not depend on whom."""
+"""Composition: rewards that count only if another one reached its level, who receives them, and forbidden
+dependencies."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ def test_form_counts_only_where_the_answer_is_right(score):
     form = Reward(name="format", weight=0.5, gate="right")
     found = score([NOTED, NOTED.replace("4", "5"), "4", "5"], RIGHT, form)
     assert found.rewards_PG == [[1.5, 0.0, 1.0, 0.0]]
-    assert found.parts["format"] == [[1.0, 1.0, 0.0, 0.0]]  # logged as it is
+    assert found.parts["format"] == [[1.0, 1.0, 0.0, 0.0]]  # logged unchanged
     assert found.counted["format"] == [[1.0, 0.0, 0.0, 0.0]]
     assert found.is_open == {"format": [[True, False, True, False]]}
     assert gate_metrics(found.is_open) == {"rewards/format/gated": Mean(2.0, 4)}
@@ -71,7 +72,7 @@ def test_a_gate_that_fails_leaves_the_completion_unscored_even_without_a_weight(
     assert math.isnan(found.rewards_PG[0][1])
 
 
-# who is told
+# receivers of the scores
 
 
 def test_the_cosine_is_told_what_is_right_and_decides_itself(score):
@@ -124,7 +125,7 @@ def test_a_length_may_stand_in_a_column(score):
 
 
 def test_what_was_cut_earns_nothing_behind_a_gate_that_asks_for_an_end(built):
-    """OpenRLHF's stop-properly with the coefficient 0; with a penalty beside it, one with a coefficient below 0."""
+    """OpenRLHF's stop-properly with the coefficient 0; an added penalty gives a coefficient below 0."""
     cut = completion("4")
     cut = type(cut)(ids=cut.ids, logprobs=cut.logprobs, versions=cut.versions, finish_reason="length", text="4")
     right = Reward(name="regex", label="right", settings={"pattern": "4"}, gate="finished")
@@ -133,7 +134,7 @@ def test_what_was_cut_earns_nothing_behind_a_gate_that_asks_for_an_end(built):
     assert rewards.score([prompt(0)], [[completion("4"), cut]]).rewards_PG == [[1.0, -0.3]]
 
 
-# what is refused
+# settings that are refused
 
 
 @pytest.mark.parametrize(

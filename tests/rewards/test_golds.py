@@ -1,4 +1,4 @@
-"""Real golds against themselves in the spellings that models use, and real solutions against the labels of people."""
+"""Real golds against themselves in the spellings that models use, and real solutions against human labels."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_every_gold_of_math500_is_right_for_itself_however_it_is_given():
 
 
 def test_every_solution_of_math500_is_accepted():
-    """Under its preset: two of them write 10% where the gold is 10."""
+    """The test uses the data set's preset: two solutions write 10% if the gold is 10."""
     solutions = rows("math500.jsonl")
     assert [row["solution"] for row in solutions if math500(row["solution"], row["answer"]) != 1.0] == []
     assert [row["answer"] for row in solutions if math(row["solution"], row["answer"]) != 1.0] == ["10", "10"]
@@ -100,7 +100,7 @@ def test_no_gold_of_math500_is_right_for_another():
 
 @pytest.mark.slow
 def test_every_gold_of_math_train_is_right_for_itself():
-    golds = [row["answer"] for row in rows("math_train.jsonl.gz") if row["answer"]]  # four have none
+    golds = [row["answer"] for row in rows("math_train.jsonl.gz") if row["answer"]]  # four rows have none
     assert rejected(math, golds, LATEX[:2]) == []
 
 

@@ -1,4 +1,4 @@
-"""Completions that would stall a grader: they come back, the training goes on, and no process is left behind."""
+"""Completions that would stall a grader: each gets a verdict, the training continues, and no process remains."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from posttrain.rewards import Reward, Scores, build_rewards
 HOSTILE = [case for case in PUBLISHED + OWN if case.key.split()[-1].startswith("dos_") and not case.missed]
 DEADLINE = 10.0
 GENEROUS = 30.0
-"""Seconds for a busy machine. Without a deadline, or with a call that cannot be interrupted, it would be minutes."""
+"""Limit in seconds for a busy machine. Without a deadline, or with an uninterruptible call, it would take minutes."""
 
 
 @contextmanager
 def heartbeat() -> Iterator[list[float]]:
-    """Seconds between the beats of a thread that wants to beat every 5 ms, while the body runs."""
+    """The seconds between the beats of a thread that beats every 5 ms, while the body runs."""
     gaps: list[float] = []
     stop = threading.Event()
 

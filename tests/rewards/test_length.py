@@ -1,4 +1,5 @@
-"""Length rewards: published worked numbers, what groups share, and settings that would pay for the wrong thing."""
+"""Length rewards: published worked numbers, values shared in a group, and settings that would reward the wrong
+length."""
 
 from __future__ import annotations
 

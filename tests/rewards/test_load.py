@@ -1,4 +1,4 @@
-"""From names to functions: built-ins, entry points, files and dotted paths, and what is said when nothing is found."""
+"""From names to functions: built-ins, entry points, files and dotted paths, and the errors for unknown names."""
 
 import sys
 

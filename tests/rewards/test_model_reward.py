@@ -1,4 +1,4 @@
-"""A reward model as a reward: rendered by its own template, scored in batches, and beside other rewards."""
+"""A reward model as a reward: rendered by its own template, scored in batches, and combined with other rewards."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def base(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def folder(base, tmp_path) -> Path:
-    """A reward model over letters that were rendered as plain text."""
+    """A reward model over letters, for text without a chat template."""
     return save_reward_model(loaded_from(base), tmp_path / "reward", **SPELLED)
 
 
@@ -64,7 +64,7 @@ def close(number: float):
     return pytest.approx(number, rel=1e-5, abs=1e-6)
 
 
-# what is scored
+# the scored text
 
 
 def test_the_text_is_scored_with_the_models_own_rendering_and_eos(folder):
@@ -148,7 +148,7 @@ def test_scores_are_normalised_by_what_the_folder_says(folder):
 def test_a_score_that_is_not_finite_leaves_the_answer_unscored(base, tmp_path):
     loaded = loaded_from(base)
     with torch.no_grad():
-        score_head(loaded.model).weight.fill_(3e38)  # finite itself, which a model has to be
+        score_head(loaded.model).weight.fill_(3e38)  # finite itself, as a model has to be
     save_reward_model(loaded, tmp_path, ScoringFacts(chat=False))
     found = score(Reward(model=str(tmp_path)), [prompt()], [[answer("de")]])
     assert found.scored_PG == [[False]]

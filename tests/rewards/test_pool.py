@@ -1,4 +1,5 @@
-"""Worker processes against code that hangs, crashes, prints, forks and outlives its parent. Everything here is real."""
+"""Worker processes against code that hangs, crashes, prints, forks and outlives its parent, with real processes
+only."""
 
 import os
 import signal
@@ -66,7 +67,7 @@ def hostile(reward_file):
 def wait_for(happened):
     end = time.monotonic() + 60
     while not happened():
-        assert time.monotonic() < end, "it has not happened"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.01)
 
 
@@ -156,7 +157,7 @@ def test_a_forgotten_pool_closes_itself(hostile, children):
 
 
 class OnAnotherMachine(LocalWorker):
-    """A real process that is there late, and whose end nobody can ask for: as of a machine that was lost."""
+    """A real process that starts late and whose end cannot be detected, like one on a machine that was lost."""
 
     begun = 0
 
@@ -178,7 +179,8 @@ class NeverThere(OnAnotherMachine):
 
 
 def test_calls_of_a_worker_that_is_lost_with_its_machine_are_made_elsewhere(hostile, children, monkeypatch):
-    """The call that it was making is as good as any; one that loses three machines has ended them."""
+    """The interrupted call may be innocent, so it is repeated; a call that loses three machines counts as their
+    killer."""
     monkeypatch.setattr(OnAnotherMachine, "begun", 0)
     path, name = hostile.rsplit(":", 1)
     job = partial(Job, target=Target(path=path, name=name), timeout=60)
@@ -233,7 +235,7 @@ def test_no_worker_outlives_its_parent(hostile, tmp_path, fate):
 
 
 def ended(process):
-    """Gone, or dead and waiting for the system's first process to collect it."""
+    """True if the process is gone, or dead and waiting for the system's first process to collect it."""
     try:
         return process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -241,7 +243,7 @@ def ended(process):
 
 
 def test_workers_score_side_by_side(reward_file, built):
-    """Each call waits until calls have begun in four processes."""
+    """Each call waits until four processes have begun calls."""
     meets = """
     import os, time
     from pathlib import Path
@@ -339,9 +341,9 @@ def reward(completion, way):
 
 @pytest.mark.parametrize("end", few(["hang", "crash", "close"], "crash", "close"))
 def test_what_a_reward_starts_in_a_session_of_its_own_ends_with_it(reward_file, tmp_path, end):
-    """At a time-out, at a crash of the worker, and when the run is over: nothing is left, however it has detached."""
+    """At a time-out, at a crash of the worker, and at the end of the run: nothing remains, however it has detached."""
     ways = ["session", "shell", "double fork", "many"]
-    if end != "crash":  # then the last trace of it, its parent, is gone before anybody can look
+    if end != "crash":  # then its parent, the last trace of it, disappears first
         ways.append("without environment")
     file = reward_file(RUNAWAY)
 

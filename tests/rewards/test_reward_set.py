@@ -1,4 +1,4 @@
-"""Scoring: what functions receive, how components are summed, and what is unscored, refused or an error."""
+"""Scoring: the arguments of functions, the sum of components, and unscored, refused and failing completions."""
 
 import datetime
 import doctest
@@ -38,7 +38,7 @@ def save(**seen):
 
 @pytest.fixture
 def seen(reward_file, score, tmp_path):
-    """Call one of the functions above and return what it was given."""
+    """Call one of the functions above and return the arguments that it received."""
 
     def call(name, texts, **options):
         settings = options.pop("settings", {})
@@ -149,7 +149,7 @@ def test_a_judge_s_column_that_the_held_out_data_lacks_is_to_be_added_there(buil
 
 
 def test_a_judge_s_column_that_other_rows_of_the_data_have_is_there(built):
-    """As for a function: it then does not apply to these rows."""
+    """It is handled as for a function: the judge does not apply to rows without the column."""
     judge = {"model": "any", "url": "http://localhost:9/v1", "mode": "reference"}
     held_out = replace(prompt(0), columns_of_data=("answer",))
     built(Reward(judge=judge)).check([held_out], missing.HELD_OUT)

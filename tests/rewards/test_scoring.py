@@ -1,4 +1,4 @@
-"""Completions that are scored while others are sampled: the same scores, really meanwhile, and no less safe."""
+"""Completions that are scored while others are sampled: the same scores, truly in parallel, and no less safe."""
 
 import threading
 import time
@@ -69,7 +69,7 @@ def function(reward_file):
 def wait_for(happened, seconds=60.0):
     end = time.monotonic() + seconds
     while not happened():
-        assert time.monotonic() < end, "it has not happened"
+        assert time.monotonic() < end, "the condition was not met in time"
         time.sleep(0.01)
 
 
@@ -157,11 +157,11 @@ def test_every_prompt_has_its_completions_once(built):
                 scoring.add_one(wrong, 0, completion("4"), group_size=1)
 
 
-# --- meanwhile -------------------------------------------------------------------------------------------------------
+# --- in parallel -----------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_scores_a_completion_before_the_next_of_its_group_is_sampled(function, built, tmp_path):
-    """The reward of the first completion waits for something that is there only once the second has been sampled."""
+    """The reward of the first completion waits for a file that exists only after the second has been sampled."""
 
     def sampler():
         yield 0, 1, completion("first")
@@ -206,7 +206,7 @@ def test_without_rewards_groups_are_collected_in_the_order_of_the_prompts():
     assert ([group[0].text for group in drawn.completions], drawn.scores) == (["a", "b"], None)
 
 
-# --- what goes wrong -------------------------------------------------------------------------------------------------
+# --- failures --------------------------------------------------------------------------------------------------------
 
 
 def test_a_call_that_hangs_or_kills_its_worker_suffers_alone(function, built):
@@ -237,7 +237,7 @@ def test_an_interrupt_kills_the_busy_workers_and_the_rewards_can_be_used_again(f
 
 
 def test_an_interrupt_ends_a_function_of_this_process_after_the_call_that_it_is_making(built):
-    """Of the calls that its thread has taken over, none is begun any more."""
+    """The calls that its thread has accepted but not begun never begin."""
     made, all_there, taken_over, released = [], threading.Event(), threading.Event(), threading.Event()
 
     def held(completion):
@@ -273,7 +273,7 @@ def test_closing_gives_up_what_is_under_way(function, tmp_path, children):
 
 
 def test_what_stops_a_reward_stops_the_sampling(built):
-    """Too many threads that hang: the next group is not waited for."""
+    """Too many threads hang: the sampling does not wait for the next group."""
     gone = threading.Event()
     rewards = built(Reward(function=lambda completion: float(gone.wait(60)), label="stuck", timeout=0.05))
     sampled = []
@@ -300,7 +300,7 @@ def test_what_cannot_be_sent_to_a_worker_is_an_error_and_the_workers_stay_usable
 @pytest.mark.parametrize("size", [1e7, 1e30, -1e30, 1e308, -1e308])
 @pytest.mark.parametrize("others", [0.0, 1.0, -0.5])
 def test_one_reward_beside_which_the_others_are_nothing_stops_the_step(built, size, others):
-    """It would be trained on without a word: the deviation of the step is its deviation alone."""
+    """Otherwise it would be trained on without a warning: it alone makes up the deviation of the step."""
     rewards = built(lambda completion: size if completion == "odd" else others)
     texts = ["even"] * 49 + ["odd"]
     with pytest.raises(RewardError, match=r"returned -?1e\+\d+ for prompt 3, completion 50 of 50 .*half"):
@@ -317,7 +317,8 @@ def test_rewards_of_any_size_are_scored_where_they_are_of_one_size(built):
 
 
 def test_a_run_reads_answers_from_one_place_unless_it_is_told_otherwise():
-    """`math` from the box, word problems from the last line; checks and functions called by hand from anywhere."""
+    """`math` reads the box, word problems the last line; checks and direct calls of a function search the whole
+    text."""
     said = ["The answer is 7.", r"\\boxed{7}".replace("\\\\", "\\"), "#### 7", "So 7\nI hope."]
     found = {}
     for name in ("math", "math500", "math_lenient", "aime", "gsm8k", "svamp", "numeric"):

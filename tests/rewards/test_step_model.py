@@ -1,4 +1,4 @@
-"""A model that scores steps as a reward: answers cut at separators, one number for the steps, and what is unscored."""
+"""A model that scores steps as a reward: answers split at separators, one number for all steps, unscored answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards that look at the text alone: fuzzy match, repetition, language."""
+"""Rewards that read only the text: fuzzy match, repetition, language."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LETTERS = st.text("abc", max_size=9)
 
 
 def table_of_edits(one: str, other: str) -> int:
-    """The textbook's table, row by row."""
+    """The edit distance by the textbook's table, row by row."""
     row = list(range(len(other) + 1))
     for i, a in enumerate(one, 1):
         above, row = row, [i]

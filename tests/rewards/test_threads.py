@@ -1,4 +1,4 @@
-"""Callables that exist only in this process: they run in threads, which can be given up but not killed."""
+"""Callables that exist only in this process: they run in threads, which can be abandoned but not killed."""
 
 import threading
 

@@ -189,7 +189,7 @@ def test_a_run_gives_each_token_the_return_from_it_on(file: Path, tmp_path: Path
     assert all(len(row["token_rewards/by_letter"]) == len(row["completion_ids"]) for row in rows)
     assert [sum(row["token_rewards/by_letter"]) for row in rows] == pytest.approx([row["reward"] for row in rows])
     assert any(len(set(row["advantages"])) > 1 for row in rows), "the tokens of a completion differ"
-    if algorithm == ABLE[0]:  # nothing is subtracted
+    if algorithm == ABLE[0]:  # no baseline is subtracted
         for row in rows:
             rewards_T = torch.tensor(row["token_rewards/by_letter"])
             assert row["advantages"] == pytest.approx(rewards_T.flip(0).cumsum(0).flip(0).tolist())
@@ -204,7 +204,7 @@ def test_an_algorithm_with_one_advantage_per_completion_refuses_them_before_the_
 
 
 def test_what_the_algorithms_declare_is_what_they_do():
-    """Where rewards of tokens are not read, the plain arrays are refused as well."""
+    """An algorithm that reads no token rewards refuses plain arrays of them as well."""
     able = {key for key, cls in ALGORITHMS.items() if cls.reads_token_rewards is True}
     assert able == {"reinforce", "remax", "reinforce_plus_plus", "ppo"}
     declared = {

@@ -72,7 +72,7 @@ def test_long_findings_are_cut():
 
 @pytest.mark.parametrize("reason", [None, ["wrong"], "", "wrong/late", "got 1\ninstead", "w" * 41])
 def test_a_reason_is_a_name_for_a_metric(reason):
-    """Where it was none, a run ended in the count of reasons, without a word about the reward."""
+    """Other reasons once ended a run when reasons were counted, without a word about the reward."""
     with pytest.raises(RewardError, match=r"a verdict with the reason .*; allowed: one or a few words"):
         Verdict(1.0, reason)
     assert Verdict(1.0, "off by one").reason == "off by one"

@@ -23,7 +23,7 @@ def rows(name: str) -> list[dict]:
 
 
 def test_every_builtin_is_found_where_the_package_says():
-    """Six share their name with a module, or with a function of Python's, or are of the run itself."""
+    """Six share their name with a module or with a Python function, or belong to the run itself."""
     import posttrain.rewards
 
     elsewhere = {"agent", "code", "environment", "format", "language", "repetition"}
@@ -125,7 +125,7 @@ def test_numeric_reads_a_percent_sign_exactly_unless_told_otherwise():
 
 @pytest.fixture
 def unhurried(monkeypatch):
-    """A slow machine, or the garbage of other tests, may take longer than the 5 ms of a quick verdict."""
+    """Allow more than the 5 ms of a quick verdict, for slow machines and the garbage of other tests."""
     monkeypatch.setattr(guard, "QUICK_SECONDS", 10.0)
 
 

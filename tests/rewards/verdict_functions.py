@@ -1,4 +1,4 @@
-"""Reward functions of test_verdict.py, in a file of their own: the processes that call them import nothing else."""
+"""Reward functions of test_verdict.py, in a separate file: the processes that call them import nothing else."""
 
 import time
 
@@ -6,7 +6,7 @@ from posttrain.verify.verdict import Verdict
 
 
 def mixed(completion, **row):
-    """Composition by hand, with a verifier that fails now and then."""
+    """A hand-made composition, with a verifier that fails now and then."""
     verdict = Verdict(None, "timeout", detail="late") if completion == "late" else Verdict(1.0, "correct")
     return 0.9 * verdict + 0.1
 
@@ -16,7 +16,7 @@ def taken_for_a_truth(completion, **row):
 
 
 def each(completion, **row):
-    """One of every kind, by what the completion says."""
+    """One return value of every kind, chosen by the completion's text."""
     return {
         "right": Verdict(1.0, "correct", extracted="18"),
         "wrong": Verdict(0.0, "wrong", extracted="17"),

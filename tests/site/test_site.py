@@ -1,4 +1,4 @@
-"""The built site: no link or picture leads nowhere. In a real browser: accessible at two widths, and searchable."""
+"""The built site: no broken link or picture. In a real browser: accessible at two widths, and searchable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Quiet(http.server.SimpleHTTPRequestHandler):
 
 
 class Links(HTMLParser):
-    """Every address and every id of a page, those of raw HTML included, which the strict build does not check."""
+    """Every address and every id of a page, including those of raw HTML, which the strict build does not check."""
 
     def __init__(self, page: Path) -> None:
         super().__init__()

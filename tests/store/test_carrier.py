@@ -1,6 +1,6 @@
-"""The files of a run behind its URL: as they are here, whole checkpoints alone, one writer, and nothing lost.
+"""The files of a run behind its URL: equal to the local ones, complete checkpoints only, one writer, nothing lost.
 
-file:// stands for any storage here; tests/faults/test_s3.py has a server that speaks S3.
+file:// stands for any storage here; tests/faults/test_s3.py has a server for the S3 protocol.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from posttrain.store.run_store import RunStore
 
 
 class Storage:
-    """What is behind a URL, and a machine whose runs lie in a folder of its own."""
+    """The content of a URL, and machines, each of which keeps its runs in its own folder."""
 
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.folder, self.monkeypatch = folder, monkeypatch
@@ -39,7 +39,7 @@ class Storage:
         self.said: list[str] = []
 
     def on(self, machine: str) -> Path:
-        """The working folder there."""
+        """The working folder on a machine."""
         self.monkeypatch.setenv("POSTTRAIN_RUNS", str(self.folder / machine))
         return working_folder(self.url)
 
@@ -55,7 +55,7 @@ class Storage:
         return store
 
     def move_on(self) -> RunStore:
-        """A run of one step on machine a, and a second one on b. The store that a had."""
+        """Make a run of one step on machine a, and a second step on b. Return the store of machine a."""
         with self.start() as store:
             take_step(store, 1)
             store.carrier.finish()
@@ -79,11 +79,11 @@ def storage(tmp_path, monkeypatch) -> Storage:
 def until(true, seconds: float = 20) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end, "it did not come"
+        assert time.monotonic() < end, "it did not arrive"
         time.sleep(0.02)
 
 
-# --- what is carried -------------------------------------------------------------------------------------------------
+# --- copied files ----------------------------------------------------------------------------------------------------
 
 
 def test_behind_the_url_is_what_is_in_the_folder(storage):
@@ -108,7 +108,7 @@ def test_a_step_is_carried_while_the_run_goes_on(storage):
 
 
 def test_what_a_checkpoint_relies_on_comes_before_its_manifest(storage, monkeypatch):
-    """Storage that stops at the manifest of step 2: then step 1 is the newest, with all files of the run around it."""
+    """The storage fails at the manifest of step 2: step 1 is then the newest checkpoint, with all files of its run."""
     put, asked = RemoteFolder.put, []
 
     def stopping(self, file, name):
@@ -224,7 +224,7 @@ def test_the_end_of_a_run_waits_for_a_file_that_is_written_all_the_time(storage,
     assert len(times) == 4
 
 
-# --- going on --------------------------------------------------------------------------------------------------------
+# --- continuing a run ------------------------------------------------------------------------------------------------
 
 
 def test_another_machine_gets_all_files_and_the_newest_checkpoint(storage):
@@ -239,7 +239,7 @@ def test_another_machine_gets_all_files_and_the_newest_checkpoint(storage):
         assert contents(there.folder) == expected
         take_step(there, 4)
         there.carrier.finish()
-    assert storage.manifests() == ["step-000003", "step-000004"], "of those that were never here the newest stay"
+    assert storage.manifests() == ["step-000003", "step-000004"], "the newest of those that were never local are kept"
 
 
 def test_the_machine_that_has_written_last_goes_on_with_its_own_folder(storage):
@@ -264,7 +264,7 @@ def test_a_folder_whose_run_went_on_elsewhere_is_set_aside_and_says_so(storage):
 
 
 def test_a_fetch_that_fails_changes_nothing(storage, monkeypatch):
-    """Neither here nor there: the machine that has written last still has, and goes on in its own folder."""
+    """This holds on both sides: the last writer keeps its claim, and continues in its own folder."""
     storage.move_on()
     before = claim.newest(RemoteFolder(storage.url))
     with monkeypatch.context() as patch:
@@ -310,7 +310,7 @@ def test_a_checkpoint_without_its_manifest_is_none(storage):
     with storage.go_on("b") as there:
         assert [path.name for path in there.checkpoints.iterdir()] == ["step-000001"]
         there.carrier.finish()
-    assert not (storage.place / "checkpoints" / "step-000002").exists(), "what is left of it is removed"
+    assert not (storage.place / "checkpoints" / "step-000002").exists(), "its remains are removed"
 
 
 def test_a_copy_to_read_has_no_checkpoint_and_leaves_the_claim_alone(storage):
@@ -364,13 +364,13 @@ def test_a_writer_that_is_silent_is_taken_over_and_then_writes_nothing_more(stor
         monkeypatch.setattr(claim.socket, "gethostname", lambda: "here")
         take_step(store, 1)
         store.carrier.finish()
-        store.carrier._claim._ended.set()  # as on a machine that was cut off
+        store.carrier._claim._ended.set()  # as on a machine that lost its network
         with storage.go_on("b") as there:
             take_step(there, 2)
             there.carrier.finish()
             before = contents(storage.place)
             (store.folder / "of_the_first.txt").write_text("x")
-            with suppress(ConfigError):  # where the thread has met it before
+            with suppress(ConfigError):  # the thread may have raised it before
                 take_step(store, 2)
             with pytest.raises(ConfigError, match="is being written by another process"):
                 store.carrier.finish()
@@ -405,7 +405,7 @@ def test_of_several_processes_that_take_over_at_once_one_does(storage):
 
 
 def test_a_beat_that_comes_late_does_not_undo_a_take_over(storage, monkeypatch):
-    """The old writer was stopped between its question and its answer."""
+    """The old writer was suspended between its request and its answer."""
     monkeypatch.setattr(claim, "_await_end", lambda remote, before: None)
     monkeypatch.setattr(claim, "BEAT", 1000)
     remote = RemoteFolder(storage.url)
@@ -419,11 +419,11 @@ def test_a_beat_that_comes_late_does_not_undo_a_take_over(storage, monkeypatch):
     old.end()
     assert claim.newest(remote) == (2, "new", new._by, 0)
     new.end()
-    assert sorted(remote.sizes()) == [".writers/000002.json"], "earlier claims go"
+    assert sorted(remote.sizes()) == [".writers/000002.json"], "earlier claims are removed"
 
 
 def test_a_beat_that_is_under_way_is_waited_for_before_the_claim_is_given_back(storage, monkeypatch):
-    """Slow storage: what is written after the claim was removed would make it anew."""
+    """The storage is slow: a write after the removal of the claim would create it again."""
     remote, write = RemoteFolder(storage.url), RemoteFolder.write
     begun, goes_on = threading.Event(), threading.Event()
 
@@ -447,7 +447,7 @@ def test_a_beat_that_is_under_way_is_waited_for_before_the_claim_is_given_back(s
 
 
 def test_storage_without_conditions_leaves_one_writer(storage, monkeypatch):
-    """Both make the same number there: the later content stays, and the other notices before its next change."""
+    """Both create the same number: the later content remains, and the other writer notices before its next change."""
     monkeypatch.setattr(RemoteFolder, "create", RemoteFolder.write)
     remote = RemoteFolder(storage.url)
     dead, slower, faster = (Claim(remote, name) for name in ("dead", "slower", "faster"))
@@ -500,7 +500,7 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
 
 
 class Together:
-    """Processes that run the same code, with a name each, and wait for a line before they go on."""
+    """Named processes that run the same code, and wait for a line before they continue."""
 
     def __init__(self, code: str, names: str) -> None:
         self.processes = [
@@ -652,7 +652,7 @@ def test_a_full_disk_there_leaves_the_older_checkpoint_whole_and_is_made_up_for(
     assert ended.exit_code == 0, ended.errors
 
 
-# --- which URLs ------------------------------------------------------------------------------------------------------
+# --- valid URLs ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Checkpoints: whole or absent after any kill, any flipped bit found, and a full disk costs no older checkpoint."""
+"""Checkpoints: complete or absent after any kill, any flipped bit found, and a full disk costs no older checkpoint."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load
 
 
 def write_small(folder: Path) -> None:
-    """A checkpoint like a run's, of a few hundred bytes."""
+    """Write a checkpoint like a run's, of a few hundred bytes."""
     (folder / "model").mkdir()
     (folder / "model" / "config.json").write_text('{"hidden_size": 4}')
     (folder / "model" / "weights").write_bytes(bytes(range(64)))
@@ -135,7 +135,7 @@ def test_an_error_of_the_writer_travels_and_leaves_nothing_behind(checkpoints):
 
 
 def test_100_single_flipped_bits_are_all_found_and_the_file_is_named(checkpoints):
-    """Any file, the manifest and its seal included, in proportion to its size."""
+    """Any file, including the manifest and its seal, in proportion to its size."""
     good = checkpoints.save(10, write_small)
     newer = checkpoints.save(20, write_small)
     files = sorted(path for path in newer.path.rglob("*") if path.is_file())
@@ -180,7 +180,7 @@ def link_the_folder(path: Path) -> None:
 
 
 def rewrite_manifest(path: Path, change) -> None:
-    """As somebody would who knows the format: the seal fits again."""
+    """Change the manifest as a person who knows the format would: the seal is correct again."""
     import hashlib
 
     manifest = json.loads((path / "manifest.json").read_text())
@@ -353,7 +353,7 @@ print("failed", failed)
 
 
 def test_wherever_in_a_model_the_disk_is_full_it_is_said_to_be_full(tmp_path):
-    """Weights are written by safetensors, the tokenizer by a library that raises a plain `Exception`."""
+    """safetensors writes the weights; a library that raises a plain `Exception` writes the tokenizer."""
     tiny_model(tmp_path / "model")
     result = on_a_small_disk(SAVE_AT_EVERY_SIZE, tmp_path / "disk", str(tmp_path / "model"), size="20m")
     assert result.exit_code == 0, result.errors
@@ -490,12 +490,13 @@ def test_killed_at_20_random_moments_of_saving_the_newest_is_always_complete(tmp
 
 
 def test_killed_at_each_step_of_saving_the_newest_is_always_complete(tmp_path):
-    """At the first, second ... 40th fsync, rename, mkdir, rmdir or unlink: a save with its pruning takes about 30."""
+    """At the first, second ... 40th fsync, rename, mkdir, rmdir or unlink: a save with its pruning takes about 30
+    calls."""
     assert kill_and_count(tmp_path, "calls", 40) >= 20
 
 
 def test_every_file_and_folder_is_on_the_disk_before_the_rename_and_the_rename_after_it(checkpoints, monkeypatch):
-    """What a power cut needs, and no kill can show."""
+    """A power cut requires this, and no kill can test it."""
     log: list[tuple[str, int]] = []
     fsync, rename = os.fsync, os.rename
     monkeypatch.setattr(
@@ -547,7 +548,7 @@ def test_tied_weights_and_views_are_saved_each_on_its_own(tmp_path):
 
 
 def test_loaded_tensors_are_aligned_like_those_that_torch_makes(tmp_path):
-    """Mapped from the file, most would start at an odd multiple of 4 bytes: sums may then round otherwise."""
+    """Mapped from the file, most would start at an odd multiple of 4 bytes: sums may then round differently."""
     save_state(tmp_path, {f"t{i}": torch.zeros(i + 1, 7) for i in range(20)}, None)
     assert all(tensor.data_ptr() % 64 == 0 for tensor in load_state(tmp_path)[0].values())
 

@@ -1,4 +1,4 @@
-"""The run folder: one writer, lines that are whole, and a resume that leaves no row of a future that did not happen."""
+"""The run folder: one writer, complete lines, and no rows of abandoned steps after a resume."""
 
 from __future__ import annotations
 
@@ -56,13 +56,13 @@ def test_a_metrics_line_starts_with_its_step_and_is_json_whatever_the_numbers_ar
     store.metrics(1, values)
     store.metrics(2, {"reward": 1.0})
     text = (store.folder / "metrics.jsonl").read_text()
-    assert len(text.splitlines()) == 2, "characters that some readers take for the end of a line are escaped"
+    assert len(text.splitlines()) == 2, "characters that some readers treat as the end of a line are escaped"
     first = json.loads(text.splitlines()[0], parse_constant=pytest.fail)
     assert first == {"step": 1, "reward": 0.5, "loss": None, "kl": None, "tokens": 3, "norm": 2.0, "text": "a\u2028b"}
 
 
 def test_each_line_is_on_the_disk_by_one_write(store, monkeypatch):
-    """So a kill can cut only the last line, and a reader never meets two halves of different lines."""
+    """So a kill can truncate only the last line, and a reader never sees two halves of different lines."""
     store.metrics(1, {"reward": 0.5})
     code = (
         "import sys, os; from pathlib import Path; from posttrain.store.run_store import RunStore\n"
@@ -210,7 +210,7 @@ def test_a_second_writer_is_refused_and_told_who_the_first_is(store):
 
 
 def test_a_second_writer_may_wait_until_the_first_has_let_go(store, monkeypatch):
-    """As the first rank of a job does that was started again, while its lost predecessor ends."""
+    """The first rank of a restarted job waits like this while its lost predecessor ends."""
     monkeypatch.setattr(run_store, "ASKED_EVERY", 0.02)
     with pytest.raises(ConfigError, match="being written by another process"):
         RunStore.open(store.folder, patience=0.1)

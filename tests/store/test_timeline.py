@@ -1,4 +1,4 @@
-"""timeline.json can be read at any moment, is bounded, and never stands in the way of a run."""
+"""timeline.json can be read at any moment, is bounded, and never disturbs a run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_spans_instants_and_counters_are_read_back(tmp_path):
         timeline.switch("engine 0")
     for value in (4, 4, 5):
         timeline.counter("rows in flight", value)
-    timeline.end("trainer")  # nothing is open
+    timeline.end("trainer")  # no span is open
     timeline.close()
     events = events_of(tmp_path / FILE)
     assert json.loads((tmp_path / FILE).read_text()) == events
@@ -73,7 +73,7 @@ def test_two_files_hold_the_newest_events_and_no_more(tmp_path):
         events = events_of(tmp_path / name)
         assert len(events) <= 50
         assert set(tracks_of(events).values()) == {"trainer", "engine 0"}
-        assert [span.args for span in spans_of(events)] == [{"step": 7}]  # still going on, and in each file
+        assert [span.args for span in spans_of(events)] == [{"step": 7}]  # not finished yet, and in each file
     lost = [args["version"] for name in (PREVIOUS, FILE) for _, _, args in instants_of(events_of(tmp_path / name))]
     assert lost == list(range(1000 - len(lost), 1000))
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted([FILE, PREVIOUS])

@@ -1,4 +1,4 @@
-"""A run folder that is written without a model, and what is behind its URL."""
+"""A run folder that is written without a model, and the content of its URL."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def write_checkpoint(folder: Path) -> None:
 
 
 def take_step(store: RunStore, step: int, *, keep: int = 2) -> None:
-    """What a step of a run leaves."""
+    """Write the files of one step of a run."""
     store.metrics(step, {"loss": 1 / step})
     Checkpoints(store.checkpoints, keep).save(step, write_checkpoint)
     store.event("checkpoint", f"saved step {step}", step=step)
 
 
 def one_of_two_takes_over(remote: RemoteFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both have seen that the writer is silent; the other one is faster."""
+    """Let another process claim the run first: both have seen that the writer is silent."""
     dead, slower, faster = (Claim(remote, name) for name in ("dead", "slower", "faster"))
     dead.take()
     overtake = iter([faster.take])
@@ -44,7 +44,7 @@ def one_of_two_takes_over(remote: RemoteFolder, monkeypatch: pytest.MonkeyPatch)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """Every file of a run that belongs to no machine."""
+    """Every file of a run that does not belong to one machine."""
     own = {".lock", ".carried.json", ".writers"}
     files = (path for path in folder.rglob("*") if path.is_file() and own.isdisjoint(path.parts))
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}

@@ -1,4 +1,4 @@
-"""What the demonstration claims, and its words about it."""
+"""The claims of the demonstration, and its text about them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What of a task can be imitated: right answers, preferred ones, and judgements of right and wrong answers."""
+"""Examples from a task: right answers, preferred answers, and judgements of right and wrong answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Preference pairs of a task: the right answer was chosen, a wrong one rejected, and both splits stay apart."""
+"""Preference pairs of a task: the chosen answer is right, the rejected one wrong, and the splits share no prompt."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ each_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 
 def value_of(expression: str) -> int:
-    """The value of a sum, computed from left to right by another way than the task's."""
+    """The value of a sum, computed from left to right, independently of the task."""
     numbers = [int(number) for number in re.findall(r"\d+", expression)]
     signs = re.findall(r"[+-]", expression)
     total = numbers[0]
@@ -44,7 +44,7 @@ SOLUTIONS = {
 
 
 def min_first(word: str) -> str:
-    """Selection sort, so as not to check `sorted` by `sorted`."""
+    """Selection sort, so that `sorted` is not checked by `sorted`."""
     letters, chosen = list(word), ""
     while letters:
         letters.remove(smallest := min(letters))

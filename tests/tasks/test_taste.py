@@ -1,4 +1,4 @@
-"""Preferences whose truth is known: what is preferred, and that nothing but the preferences tells it."""
+"""Preferences with a known truth: which answers are preferred; only the preferences reveal it."""
 
 from __future__ import annotations
 

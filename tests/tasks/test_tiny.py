@@ -33,7 +33,7 @@ QUICK = replace(SORT.tiny, demonstrations=8, steps=3, rows_per_step=8, hidden_si
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch):
-    """The task `sort` with a model that is built in a moment."""
+    """The task `sort` with a model that is built quickly."""
     task = replace(SORT, tiny=QUICK)
     monkeypatch.setitem(TASKS, "sort", task)
     return task

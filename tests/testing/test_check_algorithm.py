@@ -1,4 +1,4 @@
-"""`check_algorithm` passes every algorithm of ours, and finds each fault by the check that is meant for it."""
+"""`check_algorithm` passes all our algorithms, and the right check finds each fault."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dr_grpo": {"max_completion_length": 9},
     "pass_at_k": {"k": 2, "correct_at": 0.5},
 }
-"""Of algorithms that need some, or learn nothing from the step without."""
+"""Settings of algorithms that require some, or learn nothing from the test's step without them."""
 SKIPPED = {"deepseek_v32": ["every setting changes something"]}
-"""Its mask looks at how far the policy is from its sampler, which the step does not vary."""
+"""Algorithms whose mask depends on the distance from policy to sampler, which the step does not vary."""
 
 
 @pytest.mark.parametrize("key", few(ALGORITHMS, "grpo", "dpo"))
@@ -47,7 +47,7 @@ def test_the_algorithm_of_another_package_passes(monkeypatch):
 
 
 def faulty(loss_of, base: type[Algorithm] = GRPO, **members: Any) -> type[Algorithm]:
-    """GRPO, or another one, with a loss of its own."""
+    """GRPO, or another algorithm, with another loss."""
 
     def loss(self, outputs, batch, totals):
         return loss_of(self, outputs, batch, totals, super(cls, self).loss)

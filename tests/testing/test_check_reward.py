@@ -1,4 +1,4 @@
-"""`check_reward` is the audit as an assertion."""
+"""`check_reward` makes an assertion of the audit."""
 
 from __future__ import annotations
 

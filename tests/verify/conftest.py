@@ -1,4 +1,4 @@
-"""The fixtures of rewards: verifiers and tasks are also tried as the rewards of a run."""
+"""The fixtures of rewards: verifiers and tasks are also tested as the rewards of a run."""
 
 from tests.rewards.conftest import built, children, reward_file, score
 

@@ -1,4 +1,4 @@
-"""What an alarm leaves behind, whatever a kill, a damaged file or a row that comes twice has done before."""
+"""The files that an alarm leaves, after any kill, damaged file or repeated row."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ALARM = Alarm(kind="disagreement", step=6, change_point=3, message="the check re
 
 
 def store_rollouts(folder, seed=0):
-    """Six steps of answers, some of which come again; returns the rows since the change."""
+    """Store six steps of answers, some of which are repeated; return the rows since the change."""
     dice = random.Random(seed)
     (folder / "rollouts").mkdir()
     since = []
@@ -75,7 +75,7 @@ def test_rollouts_that_cannot_be_read_are_left_out(tmp_path):
 
 
 def test_a_row_that_comes_twice_in_a_step_keeps_apart_what_a_judge_says_of_its_answers():
-    """As where an epoch ends within a step: more answers of its first group are looked at than of its second."""
+    """This happens when an epoch ends within a step: more answers of its first group are judged than of its second."""
 
     class Judges:
         def score(self, prompts, groups):
@@ -108,7 +108,7 @@ def test_a_row_that_comes_twice_in_a_step_keeps_apart_what_a_judge_says_of_its_a
 
 
 def test_one_held_out_answer_says_what_counts_as_accepted(tmp_path):
-    """A score that is no mark, and no quarter to be had of it."""
+    """The score has no full mark, and one answer is too few for a best quarter."""
     answer = Answer(text="a", ids=(1,), finish_reason="eos", score=3.5, check={"sound": 1.0})
     record = Record(index=0, prompt="?", greedy=answer)
     (tmp_path / "baseline.jsonl").write_text(json.dumps(asdict(record)) + "\n")
@@ -132,7 +132,7 @@ def test_answers_with_the_lowest_reward_are_not_accepted(tmp_path, scores, accep
     assert look.accepted == accepted
 
 
-# --- an alarm of an evaluation, whose step has its checkpoint before it -----------------------------------------------
+# --- an alarm of an evaluation, whose step already has its checkpoint -------------------------------------------------
 
 FUNCTIONS = """
 def pays_for_q(prompt, completion, **row):
@@ -153,7 +153,7 @@ api.train(json.loads(sys.argv[1]))
 
 
 def gamed(folder, **alarms):
-    """Greedy answers learn to hold a q, which the check gives nothing for: the gap opens at step 4."""
+    """Greedy answers learn to contain a q, which the check gives nothing for: the gap opens at step 4."""
     tiny_model(folder / "model", characters="abcdqrs ")
     write_prompts(folder / "prompts.jsonl", count=32)
     (folder / "functions.py").write_text(FUNCTIONS)

@@ -1,4 +1,4 @@
-"""Each alarm fires on a course of numbers as a gamed run has it, and is silent on its honest counterpart."""
+"""Each alarm fires on the metrics of a run that games its reward, and is silent on those of a similar honest run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from posttrain.watch.records import HeldOut, Step
 N = 30
 Metrics = Mapping[str, float]
 Run = Callable[[int], Metrics]
-"""Step -> its metrics."""
+"""Maps a step to its metrics."""
 
 
 def rising(start: float, end: float) -> Callable[[int], float]:
-    """Flat for ten steps, then up or down for ten, then flat, with a little noise."""
+    """A function that is flat for ten steps, then rises or falls for ten, then is flat, with a little noise."""
 
     def at(step: int) -> float:
         share = min(1.0, max(0.0, (step - 10) / 10))
@@ -129,7 +129,8 @@ def test_without_a_check_longer_answers_are_suspicious_where_length_itself_is_pa
 
 @pytest.mark.parametrize(("rejected", "expected"), [(0, []), (2, ["disagreement", "length_correlation"])])
 def test_between_evaluations_a_check_that_agrees_with_what_is_accepted_is_proof(rejected, expected):
-    """Longer answers are paid more as the task is learned; the check sees right answers all along, or it does not."""
+    """Longer answers are rewarded more as the task is learned; the check sees right answers throughout, or it does
+    not."""
     watch = Watch(AlarmConfig())
     watch.disagreement = watch.step_alarms["disagreement"] = Disagreement(3.0, 9.0, 0.01)
     counts = {"check/checked": 32.0, "check/rejected": float(rejected), "check/rejected_prompts": float(rejected)}
@@ -193,7 +194,7 @@ def test_a_kl_that_explodes_is_one():
 
 
 def observed(scores: Iterable[tuple[float, float]], reward: tuple[float, float], **settings) -> list[Alarm]:
-    """Alarms over evaluations of (by the check, by the reward), after which the training reward has moved like this."""
+    """Alarms over evaluations (by the check, by the reward), after which the training reward has moved by `reward`."""
     watch = Watch(AlarmConfig(reference_steps=1, **settings))
     watch.reward.first, watch.reward.last = [reward[0]], [reward[1]]
     alarms = HeldOutAlarms(watch.config)
@@ -209,14 +210,14 @@ def test_a_score_that_falls_while_the_reward_does_not_is_an_alarm():
     drops = [alarm for alarm in observed(scores, (0.5, 0.5)) if alarm.kind == "heldout_drop"]
     assert drops[0].step == 70, "three evaluations at 53% against the best three, which ended with step 40"
     assert drops[0].change_point == 41
-    assert observed(scores, (0.5, 0.2)) == [], "the reward fell as well: that is no game"
+    assert observed(scores, (0.5, 0.2)) == [], "the reward fell as well, so it is not gamed"
 
 
 def test_a_gap_is_what_the_reward_has_gained_and_the_check_has_not():
     assert kinds(observed([(0.5, 0.5), (0.5, 0.8)], (0.5, 0.8))) == ["gap"]
-    assert observed([(0.5, 0.5), (0.8, 0.8)], (0.5, 0.8)) == [], "both have"
+    assert observed([(0.5, 0.5), (0.8, 0.8)], (0.5, 0.8)) == [], "both scores rose"
     assert observed([(0.5, 0.5), (0.5, 0.62)], (0.5, 0.6)) == [], "12 points are less than three standard errors"
-    assert observed([(0.5, 0.2), (0.5, 0.2)], (0.1, 0.1)) == [], "a distance that was there before"
+    assert observed([(0.5, 0.2), (0.5, 0.2)], (0.1, 0.1)) == [], "the gap existed before"
 
 
 def test_each_limit_of_held_out_answers_can_be_moved_and_its_alarm_switched_off():
@@ -248,7 +249,7 @@ def test_eight_answers_to_one_prompt_that_the_check_gets_wrong_are_one_mistake()
 
 
 def test_the_baseline_is_what_the_check_rejects_before_training():
-    """5 of 20: the upper end of the 80% interval is 39%, and the target ten points more."""
+    """5 of 20: the upper end of the 80% interval is 39%, and the target is ten points more."""
     measured, given = Disagreement(3.0, 9.0), Disagreement(3.0, 9.0, 0.02)
     for one in (measured, given):
         one.calibrate(rejected=5, accepted=20)
@@ -291,7 +292,7 @@ def test_answers_that_the_check_could_not_score_are_neither_for_nor_against():
 
 
 def test_what_a_judging_check_says_is_filed_under_the_answer_that_it_is_about():
-    """It saw the second and the fourth answer of prompt 7 as its first and second."""
+    """It judged the second and the fourth answer of prompt 7 as its first and second."""
 
     class Judges:
         def score(self, prompts, groups):
@@ -316,7 +317,7 @@ def test_what_a_judging_check_says_is_filed_under_the_answer_that_it_is_about():
 
 @pytest.mark.parametrize("cut", [1, 7, 14, 19, 25])
 def test_a_watch_that_was_saved_and_loaded_fires_where_the_other_did(cut):
-    """Through JSON, as in a checkpoint."""
+    """The state goes through JSON, as in a checkpoint."""
     run = run_of(**PAID, text__same_start=(0.05, 0.5), completions__clipped_ratio=(0.0, 0.4), kl=(0.1, 0.1))
 
     def follow(watch: Watch, steps: Iterable[int]) -> list[Alarm]:

@@ -1,4 +1,4 @@
-"""Alarms in whole runs: a reward that can be cheated is noticed, and what was noticed is kept."""
+"""Alarms in whole runs: a reward that can be cheated is noticed, and the alarm is stored."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wants_hints(completions, hint, **columns):
     return [0.0 for _ in completions]
 """
 FIRES_AT = 5
-"""With four prompts a step, each of which adds log(target / baseline) = 1.08 once all that is accepted is rejected."""
+"""Four prompts a step; each adds log(target / baseline) = 1.08 after the check rejects all accepted answers."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def without_clock(record: dict) -> dict:
 
 
 def learned(record: dict) -> dict:
-    """What has to do with learning."""
+    """The metrics that belong to learning."""
     return {k: v for k, v in without_clock(record).items() if not k.startswith(("check/", "alarms/", "text/"))}
 
 
@@ -110,7 +110,7 @@ def test_the_most_suspicious_answers_are_kept(gamed):
 
 def test_the_checkpoint_from_before_the_change_is_not_pruned(gamed):
     kept = sorted(path.name for path in (gamed.folder / "checkpoints").iterdir())
-    assert kept == ["step-000000", "step-000008"], "checkpoint.keep = 1, and the one from before"
+    assert kept == ["step-000000", "step-000008"], "checkpoint.keep = 1, and the one before the alarm"
 
 
 def test_a_sample_of_the_accepted_answers_is_checked_and_on_file(gamed):
@@ -130,7 +130,7 @@ def test_no_more_answers_are_checked_than_asked_for(folder):
 
 
 def test_the_check_changes_nothing_of_what_is_learned(folder, gamed):
-    """Rejecting, agreeing or absent: the same weights, the same rewards, the same numbers, bit for bit."""
+    """With a check that rejects, agrees or is absent: the same weights, rewards and numbers, bit for bit."""
     weights = load_file(gamed.model_path / "model.safetensors")
     for check in ("agrees", None):
         other = posttrain.train(config_of(folder, f"check-{check}", check))
@@ -170,7 +170,7 @@ def test_watching_can_be_switched_off(folder):
     assert not [name for record in run.metrics for name in record if name.startswith(("check/", "alarms/", "text/"))]
 
 
-# --- what happens then -----------------------------------------------------------------------------------------------
+# --- the response to an alarm ----------------------------------------------------------------------------------------
 
 
 def test_a_run_that_stops_ends_where_the_alarm_fired_and_again_when_it_is_resumed(folder):
@@ -234,7 +234,7 @@ def test_a_run_that_was_killed_fires_where_the_other_did(folder, gamed, killed_a
 
 @pytest.mark.slow
 def test_an_evaluation_that_a_kill_cut_off_is_made_up_for(folder):
-    """It comes after the checkpoint of its step: killed between the two, the resumed run measures first."""
+    """It comes after the checkpoint of its step: if the kill falls between the two, the resumed run evaluates first."""
     settings = {"evaluation": {"writing": 0, "prompts": 4, "samples": 0, "every": 2}}
     whole = posttrain.train(config_of(folder, "evaluated") | settings)
     config = config_of(folder, "evaluated-killed") | settings
@@ -261,7 +261,7 @@ Run.save = save_and_die
 """
 
 
-# --- the check cannot get to what trains -----------------------------------------------------------------------------
+# --- training has no access to the check -----------------------------------------------------------------------------
 
 
 def test_a_check_is_no_reward_and_what_it_says_are_no_scores():
@@ -273,7 +273,7 @@ def test_a_check_is_no_reward_and_what_it_says_are_no_scores():
 
 
 def test_nothing_that_trains_names_the_check():
-    """Who may hold it: where it is made, and the alarms. What it judges with is read where the measure is made."""
+    """Only the code that makes it and the alarms may hold it. Its settings are read where the measure is made."""
     holders, readers = set(), set()
     for path in SOURCE.rglob("*.py"):
         name = path.relative_to(SOURCE).as_posix()

@@ -23,7 +23,7 @@ BOS = 1
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """Sharper than a random one, so that it has something to say."""
+    """A model with sharper distributions than a random one."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path_factory.mktemp("tiny")), dtype=torch.float32)
     with torch.no_grad():
         model.lm_head.weight.mul_(6)
@@ -32,7 +32,7 @@ def model(tmp_path_factory):
 
 @torch.no_grad()
 def drawn(model, *, temperature=1.0, reported=None, read=lambda ids: ids, count=12, length=12, **truncation):
-    """Rows that a model has drawn, with what it says of them at the temperature that is `reported`."""
+    """Rows that a model has drawn, with the log-probabilities that it reports at the temperature `reported`."""
     dice, rows = torch.Generator().manual_seed(0), []
     for number in range(count):
         prompt = tuple(torch.randint(3, 40, (4 + number % 3,), generator=dice).tolist())
@@ -108,7 +108,7 @@ def test_truncation_is_named_with_its_kind_and_value(model, temperature, name, v
     cause = find_cause(rows, trainer(model, temperature=temperature), [RIGHT], LEVEL)
     assert (cause.kind, f"belong to {name} = " in cause.text) == ("truncation", True), cause
     assert cause.evidence["value"] == pytest.approx(value, abs=0.02)
-    assert cause.evidence["above_trainer"] == 1, "what is kept shares what was cut"
+    assert cause.evidence["above_trainer"] == 1, "the kept tokens share the mass of the removed ones"
 
 
 def test_a_prompt_that_is_read_in_another_way_is_named(model):
@@ -131,8 +131,8 @@ def test_an_engine_in_bfloat16_is_named(model):
 
 
 def test_rounding_is_that_of_the_temperature_of_the_run(model):
-    """Of an engine in bfloat16 at temperature 0.1 ten times that of temperature 1: it is not taken for something else,
-    and not for something, as long as the level is that of the temperature."""
+    """At temperature 0.1 an engine in bfloat16 has ten times the rounding of temperature 1. With the level of that
+    temperature it is neither mistaken for another cause nor reported at all."""
     rounded = copy.deepcopy(model).bfloat16()
     rows = drawn(rounded, temperature=0.1)
     cause = find_cause(rows, trainer(model, temperature=0.1), [], LEVEL.at(0.1))
@@ -150,7 +150,7 @@ def test_what_an_engine_says_of_itself_comes_first(model):
 
 
 def test_rows_that_are_right_do_not_hide_those_that_are_wrong(model):
-    """As where one of several engines is wrong."""
+    """This happens if one of several engines is wrong."""
     rows = [*drawn(model, count=30)[12:], *drawn(model, temperature=0.8)]
     cause = find_cause(rows, trainer(model), [RIGHT], LEVEL)
     assert (cause.kind, cause.evidence["touched"], cause.evidence["rows"]) == ("temperature", 12, 30), cause

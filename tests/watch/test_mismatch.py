@@ -1,4 +1,4 @@
-"""The number of a step, and the alarm on its course."""
+"""The mismatch of a step, and the alarm over its values."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOUD = (2e-3, 9e-3)
 
 
 def alarms_of(course, alarm=None, *, first=1):
-    """`course` has (mean, p99) of each step."""
+    """The alarms of a course, which has (mean, p99) of each step."""
     alarm = alarm or Mismatch.of(torch.float32)
     steps = [
         Step(number=number, metrics={"mismatch/fresh_mean": mean, "mismatch/fresh_p99": p99})
@@ -45,14 +45,14 @@ def test_three_steps_in_a_row_above_the_level_of_the_precision_are_an_alarm():
         "was 1e-06" in alarm.message
     )
     bfloat16 = Mismatch.of(torch.bfloat16)
-    assert not alarms_of([(0.02, 0.13)] * 20, bfloat16), "as measured of bfloat16"
+    assert not alarms_of([(0.02, 0.13)] * 20, bfloat16), "values as measured for bfloat16"
     assert alarms_of([(0.1, 0.5)] * 3, bfloat16, first=21)
 
 
 def test_what_rounding_explains_grows_as_logits_are_divided_by_a_temperature_below_one():
     assert Mismatch.of(torch.bfloat16, temperature=0.5).level == Level(p99=0.6, mean=0.1)
     assert Mismatch.of(torch.bfloat16, temperature=2.0).level == LEVELS[torch.bfloat16]
-    course = [(0.04, 0.26)] * 3 + [(0.09, 0.55)] * 3  # that of temperature 1, divided by 0.5
+    course = [(0.04, 0.26)] * 3 + [(0.09, 0.55)] * 3  # the values of temperature 1, divided by 0.5
     assert alarms_of(course, Mismatch.of(torch.bfloat16))
     assert not alarms_of(course, Mismatch.of(torch.bfloat16, temperature=0.5))
 
@@ -73,7 +73,7 @@ def test_a_mean_that_grows_three_times_is_an_alarm_below_the_level_of_the_percen
     grown = [(0.02, 0.13)] * 5 + [(0.059, 0.28)] * 5
     assert not alarms_of(grown, Mismatch.of(torch.bfloat16))
     assert alarms_of(grown + [(0.061, 0.29)] * 3, Mismatch.of(torch.bfloat16))[0].change_point == 11
-    assert not alarms_of([(1e-7, 2e-6)] * 5 + [(9e-5, 9e-4)] * 9), "ninety times next to nothing"
+    assert not alarms_of([(1e-7, 2e-6)] * 5 + [(9e-5, 9e-4)] * 9), "ninety times almost nothing"
 
 
 def test_the_drift_is_that_of_medians_so_that_an_odd_step_does_not_move_it():
@@ -109,7 +109,7 @@ def test_both_sides_are_asked_before_the_update_of_the_third_step_only():
         found.append((alarm.observe(Step(number=number, metrics=metrics)), len(asked)))
     assert [count for _, count in found] == [0, 0, 0, 0, 0, 1]
     alarm.before_update(examine)
-    assert len(asked) == 1, "it has been told"
+    assert len(asked) == 1, "the alarm was reported already"
     told = found[-1][0]
     assert (told.message.endswith("Cause: cache: kept"), told.fix) == (True, "Empty it.")
     assert (told.evidence["cause"], told.evidence["largest"]) == ("cache", 0.5)
@@ -135,11 +135,11 @@ def test_a_resumed_run_fires_where_the_other_would_have():
         assert (alarm.step, alarm.change_point) == (8, 6)
 
 
-# --- the number ------------------------------------------------------------------------------------------------------
+# --- the mismatch of a step ------------------------------------------------------------------------------------------
 
 
 def batch_of(gaps, versions, version, **changes):
-    """One row in which the sampler says 0 and the trainer `gaps`."""
+    """A batch of one row in which the sampler reports 0 and the trainer `gaps`."""
     gaps_1T = torch.tensor([gaps])
     given = {
         "completion_mask_BT": torch.ones_like(gaps_1T, dtype=torch.bool),
@@ -220,15 +220,15 @@ def test_the_percentile_is_of_the_step_and_not_of_its_parts():
     parts = [batch_of(gaps[start : start + 40], [0] * 40, 0) for start in range(0, 200, 40)]
     found = [mismatch_metrics(Outputs(logprobs_BT=torch.zeros(1, 40)), part) for part in parts]
     assert reduced(*found)["mismatch/fresh_p99"] == 198
-    assert math.isnan(float(Percentile(0.99, (torch.ones(49),)))), "of so few it would be the largest"
+    assert math.isnan(float(Percentile(0.99, (torch.ones(49),)))), "of so few numbers it would be the largest"
 
 
-# --- on a GPU, which is asked once and at the end --------------------------------------------------------------------
+# --- on a GPU, which is read once, at the end ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("versions", [[3, 3, 3, 3], [1, 1, 2, 2], [3, 1, 3, 2]], ids=["fresh", "stale", "both"])
 def test_a_gpu_tells_the_metrics_of_a_cpu_by_one_copy(versions):
-    """None of fresh tokens where there is none in the whole step, and none of stale ones in a run on-policy."""
+    """No metrics of fresh tokens if the whole step has none, and none of stale ones in an on-policy run."""
     batch, outputs = batch_of([-0.25, 0.5, -2.0, 4.0], versions, 3), Outputs(logprobs_BT=torch.zeros(1, 4))
     many = [replace(batch, **{name: getattr(batch, name).repeat(1, 20) for name in SPREAD}) for _ in range(2)]
     expected = reduced(*(mismatch_metrics(outputs, one) for one in many))

@@ -1,4 +1,4 @@
-"""Answers that concentrate on one value, and lengths that nobody pays for: by generated runs of many kinds."""
+"""Answers that concentrate on one value, and lengths that no reward pays for: generated runs of many kinds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ GOLDS = {
 
 
 def group(index: int, gold: str, answers: list[str], right: list[bool], *, extracts: bool, lengths=None) -> Group:
-    """One prompt whose answers are these values, inside a sentence where a reward reads them from it."""
+    """One prompt whose answers are these values, inside a sentence if a reward extracts them from it."""
     texts = [f"I think that it is {answer}" if extracts else answer for answer in answers]
     completions = tuple(
         Completion(ids=(7,) * n, logprobs=(0.0,) * n, versions=(0,) * n, finish_reason="eos", text=text)
@@ -60,7 +60,7 @@ def alarms_of(step_of) -> list[Alarm]:
 
 
 def course(kind: str, extracts: bool, seed: int, answer):
-    """Groups of each step; `answer(dice, gold, step)` is one value, and whether it is paid."""
+    """The groups of each step; `answer(dice, gold, step)` gives one value, and whether it is rewarded."""
 
     def step_of(step: int) -> list[Group]:
         dice = random.Random(f"{kind}-{seed}-{step}")
@@ -95,7 +95,7 @@ def test_one_value_for_everything_is_an_alarm_where_golds_differ():
     ):
 
         def cheats(dice, gold, step, kind=kind):
-            """From step 6 on more and more of it is one value, which a lax reward pays."""
+            """From step 6 on, a growing share of the answers is one value, which a lax reward accepts."""
             answer = "A" if kind == "letters" else "yes" if kind == "yes or no" else "1"
             cheat = step > 5 and dice.random() < 0.2 * (step - 5)
             return (answer, True) if cheat else (found := guess(kind, dice), found == gold)
@@ -123,7 +123,7 @@ def test_where_all_golds_are_the_same_or_there_is_none_one_value_may_be_right():
 
 
 def test_a_yes_of_two_tokens_and_a_no_of_three_are_no_lengths_to_pay_for():
-    """Whichever of the two becomes the paid one: reward and length are then as one, and nothing is wrong."""
+    """Either may become the rewarded answer: reward and length then agree perfectly, and nothing is wrong."""
     for paid, seed in itertools.product(("yes", "no"), range(4)):
 
         def step_of(step, paid=paid, seed=seed):
@@ -167,7 +167,7 @@ def test_a_correlation_that_falls_towards_0_pays_no_short_answers():
 
 
 def test_one_value_is_one_however_it_is_written():
-    """With the left side of an equation that names the prompt's own numbers, or with more zeros each time."""
+    """The left side of the equation names the prompt's own numbers, or each answer has more zeros."""
     forms = ("{a} - {b} = 1", "{a} mod {b} = 1", "x_{a} = 1", "1.{zeros}", "{a}/{a}", "$1$")
     for form, seed in itertools.product(forms, range(2)):
 

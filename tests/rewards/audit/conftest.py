@@ -7,12 +7,12 @@ from posttrain.rewards.audit import speed, surroundings
 
 @pytest.fixture(autouse=True)
 def _patient_probes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reward that blocks is watched for 12 s, and on a busy machine for longer than a probe may take."""
+    """The audit watches a reward that blocks for 12 s; on a busy machine that takes longer than a probe may."""
     monkeypatch.setattr(surroundings, "PROBE_SECONDS", 600.0)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For rewards that have nothing to hide: a machine that stalls, or is slow, is not held against them."""
+    """A fixture for honest rewards: a machine that stalls or is slow does not count against them."""
     monkeypatch.setattr(speed, "DEADLINE", 30.0)
     monkeypatch.setattr(surroundings, "STALL_LIMIT", 5.0)

@@ -1,4 +1,4 @@
-"""docs/audit.md shows what is: its code, its output and its table are taken from the files that they speak of."""
+"""docs/audit.md is up to date: its code, its output and its table are compared with the files that they come from."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def block(language: str, number: int) -> str:
 
 
 def stable(text: str) -> list[str]:
-    """Its lines without the numbers that are times."""
+    """The lines of the text, without measured times."""
     lines = [re.sub(r"[\d.]+ (?:µs|ms|s)\b", "TIME", line.rstrip()) for line in text.strip().splitlines()]
     return [line for line in lines if not line.startswith("OK      latency")]
 

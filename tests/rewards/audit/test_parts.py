@@ -1,4 +1,4 @@
-"""The parts of the audit: spellings, cheats, changed programs, limits, and how a reward is asked."""
+"""The parts of the audit: spellings, cheats, changed programs, limits, and the calls of a reward."""
 
 import ast
 import doctest
@@ -31,7 +31,7 @@ NUMBERS = st.one_of(
 
 @given(NUMBERS)
 def test_every_spelling_of_a_number_has_its_value(value):
-    """Read by another reader than the one that wrote it."""
+    """The reader of the spelling is independent of its writer."""
     for name, text in spellings(written(value), "hash").items():
         said = text.rpartition("#### ")[2]
         if not said.startswith("\\frac"):
@@ -142,7 +142,7 @@ def test_names_of_checks_are_unique_and_every_limit_is_said():
 
 
 def test_a_scale_of_its_own_is_halved_to_tell_accepted_from_not():
-    """A reward of -3 and +7: what gets 2 or more is accepted."""
+    """For a reward of -3 and +7, a score of 2 or more counts as accepted."""
 
     def scaled(completion, answer):
         return 10 * marked(completion, answer) - 3
@@ -248,7 +248,7 @@ def test_hostile_texts_are_short_to_say_and_long_to_read():
 
 
 def test_a_model_is_asked_for_groups_of_completions(monkeypatch):
-    """One that tells stories to small children: no answer of its is right, so that no group teaches anything."""
+    """A model of stories for small children: none of its answers is right, so no group teaches anything."""
     if not STORIES.is_dir():
         pytest.skip(f"needs {STORIES}")
     monkeypatch.setattr(samples, "PROMPTS", 4)

@@ -1,4 +1,4 @@
-"""The audit is audited: it finds each planted defect and names it, and has nothing against honest rewards."""
+"""A test of the audit itself: it finds and names each planted defect, and raises nothing against honest rewards."""
 
 from typing import Any
 
@@ -59,7 +59,7 @@ EXPECTED: list[tuple[str, str, str]] = [
     ("code_attacks", "programs:in_process", "fail"),
     ("code_attacks", "programs:exit_code", "fail"),
 ]
-"""Which check has to name which reward, and how strongly."""
+"""The check that has to name each reward, and its expected status."""
 
 ANOTHER = {
     *(("determinism", "changing:noisy"), ("side_effects", "programs:in_process")),
@@ -72,16 +72,16 @@ ANOTHER = {
     *("accepting:empty", "returning:raising", "changing:by_hash", "changing:by_count"),
     *("leaking:starts_a_process", "leaking:evaluates", "running:shared"),
 }
-"""Found in the same way by the same check as another one above, which is not slow; and what hangs, in test_parts.py."""
+"""Slow cases: the same check finds another reward above in the same way. Rewards that hang are in test_parts.py."""
 
 TOLD: dict[str, dict[str, Any]] = {
     "latency": {"step_seconds": 1.0, "completions_per_step": 256},
     "noise": {"stochastic": True},
     "safety": {"form": "#### GOLD"},
 }
-"""What an audit has to be told for a check to mean something, or to ask a slow reward less."""
+"""The arguments without which a check means nothing, or makes too many calls of a slow reward."""
 HANGS = 2.0
-"""Seconds for a call of a grader that attack programs hang."""
+"""Deadline in seconds for a call of a grader that attack programs hang."""
 
 
 def is_slow(check: str, name: str) -> bool:
@@ -98,7 +98,7 @@ def test_a_planted_defect_is_found_by_its_check(check, name, status):
     reward = Reward(function=planted(name), timeout=HANGS if check == "code_attacks" else 10.0)
     finding = audit(reward, rows, only=[check], **TOLD.get(check, {}))[check]
     assert finding.status == status, finding
-    assert finding.examples, "a finding without an example cannot be acted upon"
+    assert finding.examples, "a finding needs an example to be useful"
 
 
 def test_data_with_one_frequent_answer_are_found():
@@ -129,7 +129,7 @@ def test_tests_that_catch_nothing_are_found():
 
 
 def test_a_grader_that_does_not_run_the_tests_is_found():
-    """Its own program passes every test, the impossible ones too."""
+    """The audit's own program passes every test, even the impossible ones."""
     finding = audit(planted("programs:looks_fine"), tasks(), kind="code", only=["mutation_score", "code_attacks"])
     assert finding["mutation_score"].measured == 0.0
     assert "passes a test that expects something else" in finding["mutation_score"].examples[0]
@@ -157,7 +157,7 @@ ALIKE = (
     "gsm8k",
     *(f"honest:{name}" for name in ("marked", "marked_batch", "marked_async", "opened", "brevity")),
 )
-"""Audited in full as others above are, in another form."""
+"""Variants of rewards above that are audited in full."""
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,8 @@ ALIKE = (
     ids=[reward.rpartition("/")[2] for reward, _ in HONEST],
 )
 def test_an_honest_reward_passes_every_check(reward, options):
-    """Within the limits of every audit. A busy machine may stall once or twice; a reward that does stalls each time."""
+    """The reward stays within the limits of every audit. A busy machine may stall once; a slow reward stalls each
+    time."""
     for _ in range(3):
         report = audit(reward, sums(), **options)
         if report.ok:

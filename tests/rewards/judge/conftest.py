@@ -1,4 +1,4 @@
-"""Judges that ask a local server, and keep what it says in the folder of the test."""
+"""Judges that send requests to a local server, and keep its replies in the folder of the test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from posttrain.rewards.judge import endpoint
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path, monkeypatch):
-    """What one test asked must not answer another."""
+    """Give each test its own cache, so that no test gets the replies of another."""
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(endpoint, "FIRST_PAUSE", 0.01)
 

@@ -1,4 +1,4 @@
-"""A judge on a real local HTTP server, whose verdicts follow a rule and whose manners can be bad."""
+"""A judge on a real local HTTP server, whose verdicts follow a rule and which can misbehave."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Rule = Callable[[Mapping[str, str]], str]
-"""From the texts between the tags of a question to the text of a reply."""
+"""Maps the texts between the tags of a question to the text of a reply."""
 
 
 def texts_of(question: str) -> dict[str, str]:
-    """What stands between the tags of a question: request, answer_a, answer_b, answer, reference."""
+    """The texts between the tags of a question: request, answer_a, answer_b, answer, reference."""
     return {name: text for name, _, text in re.findall(r"<(\w+)-(\w+)>\n(.*?)\n</\1-\2>", question, re.DOTALL)}
 
 
@@ -36,18 +36,18 @@ def same_text(texts: Mapping[str, str]) -> str:
 
 @dataclass
 class Server:
-    """What it does, and what it was asked."""
+    """The server's behaviour, and the requests that it received."""
 
     rule: Rule = longer_wins
     faults: dict[int, tuple[int, dict[str, str]]] = field(default_factory=dict)
-    """Number of the request, counted from 0 -> status and headers that it gets instead of a verdict."""
+    """Maps the number of a request, counted from 0, to the status and headers that it gets instead of a verdict."""
     always: tuple[int, dict[str, str]] | None = None
-    """The same for every request."""
+    """Status and headers that every request gets."""
     seconds: float = 0.0
     drip: bool = False
-    """Sends a byte at a time, and never the end."""
+    """Whether the server sends a byte at a time, and never the end."""
     raw: bytes | None = None
-    """A body instead of a completion."""
+    """A body that is sent instead of a completion."""
     without_usage: bool = False
     url: str = ""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Server:
         return self.always or self.faults.get(number)
 
     def hold(self) -> None:
-        """Take its time, before the reply is worked out."""
+        """Wait before the reply is computed."""
         time.sleep(self.seconds)
 
     def reply(self, body: dict[str, Any], key: str | None, path: str) -> bytes:
@@ -109,7 +109,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.wfile.flush()
                 time.sleep(0.05)
             self.wfile.write(content)
-        except OSError:  # who asked has gone away
+        except OSError:  # the client has disconnected
             pass
 
     def log_message(self, *_: Any) -> None:

@@ -1,4 +1,4 @@
-"""An endpoint that is flaky, slow, rate-limited, refuses, drips or talks nonsense: what is unscored, and never 0."""
+"""A flaky, slow, rate-limited, refusing, dripping or nonsensical endpoint: completions are unscored, and never 0."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def replies(scores):
     return [reply for judgement in scores.judgements for reply in judgement.replies]
 
 
-# patience
+# retries and deadlines
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 408])
@@ -76,7 +76,7 @@ def test_a_refused_key_ends_the_asking(judged, server, monkeypatch):
     groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 11)]
     prompts = [prompt(n) for n in range(10)]
     scores = judged(api_key_env="JUDGE_KEY", concurrency=1).score(prompts, groups)
-    assert len(server.requests) <= 2, "what was under way when the refusal came, and no more"
+    assert len(server.requests) <= 2, "only the requests that were active when the refusal came"
     assert "judge.api_key_env = JUDGE_KEY" in scores.failures[0].message
     with pytest.raises(RewardError, match=r"(?s)20 of 20 completions .* returned 401"):
         enforce_limit(scores, 0.2)
@@ -100,12 +100,12 @@ def test_a_reply_that_drips_is_late_as_a_whole(score, server):
     server.drip = True
     started = time.monotonic()
     scores = score(PAIR, timeout=0.3, retries=0)
-    assert time.monotonic() - started < 60, "it would drip for ever"
+    assert time.monotonic() - started < 60, "the server would drip for ever"
     assert "no reply within judge.timeout = 0.3 s" in scores.failures[0].message
 
 
 def scores_of_five(judged, server, deadline):
-    """Each request has a minute; the first two are answered, and the third when all is over."""
+    """Each request has a minute; the server answers the first two, and the third only after the step is over."""
     over = threading.Event()
     server.requests.clear()
 
@@ -135,7 +135,7 @@ def test_a_deadline_bounds_the_whole_step(judged, server):
 
 
 def test_requests_go_out_side_by_side_up_to_the_limit(judged, server):
-    """Twelve requests, each of which waits until four are there."""
+    """There are twelve requests; each waits until four have arrived."""
     four = threading.Barrier(4)
     server.hold = lambda: four.wait(60)
     groups = [[completion("a" * n), completion("b" * (n + 1))] for n in range(1, 7)]
@@ -155,7 +155,7 @@ def test_what_is_no_completion_is_a_failure(score, server, raw):
 
 
 def test_a_redirect_is_not_followed(score, server):
-    """It would take the key to another host."""
+    """A redirect would send the key to another host."""
     with serving() as elsewhere:
         server.always = (302, {"Location": elsewhere.url + "/chat/completions"})
         scores = score(PAIR)
@@ -280,7 +280,7 @@ def test_a_spent_budget_of_tokens_too(judged):
 
 
 def test_one_question_at_a_time_spends_the_budget_in_the_order_of_the_prompts(judged, monkeypatch):
-    """However long the thread that has the first ones takes to begin."""
+    """This holds even if the thread with the first prompts starts late."""
     ask, begun = JudgeDispatcher._ask, list[int]()
 
     def ask_late(lane, sheets):
@@ -313,7 +313,7 @@ def test_a_resumed_run_goes_on_with_what_is_left_of_the_budget(judged, tmp_path)
 
 
 def test_the_calls_of_a_process_that_was_killed_count(tmp_path):
-    """Noted before they are sent; a line that the kill has cut is passed over as one call."""
+    """Calls are noted before they are sent; a line that the kill has cut counts as one call."""
     ledger = tmp_path / "judgements" / "spent.jsonl"
     killed = Budget(max_calls=5)
     killed.keep_in(ledger)
@@ -332,7 +332,7 @@ def test_the_calls_of_a_process_that_was_killed_count(tmp_path):
 
 
 def test_what_cannot_be_written_down_is_not_asked_and_the_run_ends_for_the_full_disk(judged, server, tmp_path):
-    """/dev/full is a disk that is always full."""
+    """/dev/full acts as a disk that is always full."""
     rewards = judged(retries=0)
     rewards.bind(None, {}, ledger=tmp_path / "spent-rewards")
     (tmp_path / "spent-rewards-judge.jsonl").symlink_to("/dev/full")
@@ -358,7 +358,7 @@ def test_further_fields_of_the_request_replace_or_remove_the_usual_ones(score, s
     assert (body["max_completion_tokens"], body["reasoning_effort"]) == (50, "low")
 
 
-# while others are sampled
+# scoring while other completions are sampled
 
 
 def test_a_group_is_asked_about_before_the_next_is_there(judged, server):
@@ -370,7 +370,7 @@ def test_a_group_is_asked_about_before_the_next_is_there(judged, server):
         scoring.add(2, groups[2])
         end = time.monotonic() + 60
         while len(server.requests) < 2:
-            assert time.monotonic() < end, "nothing was asked"
+            assert time.monotonic() < end, "no request arrived"
             time.sleep(0.01)
         for place in (1, 0):
             scoring.add(place, groups[place])
@@ -378,7 +378,7 @@ def test_a_group_is_asked_about_before_the_next_is_there(judged, server):
     expected = rewards.score(prompts, groups)
     assert scores.rewards_PG == expected.rewards_PG == [[0.0, 1.0]] * 3
     assert [judgement.prompt for judgement in scores.judgements] == [0, 1, 2]
-    assert server.most_busy <= 2, "two calls of the judge share what may be asked at the same time"
+    assert server.most_busy <= 2, "two calls of the judge share one limit of concurrent requests"
 
 
 def test_who_stops_sampling_stops_the_asking(judged, server):
@@ -394,11 +394,11 @@ def test_who_stops_sampling_stops_the_asking(judged, server):
     assert len(server.requests) <= asked + 1
 
 
-# the end
+# interrupts
 
 
 def test_an_interrupt_does_not_wait_for_the_judge(tmp_path):
-    """Ctrl-C while the endpoint hangs ends the process at once."""
+    """Ctrl-C while the endpoint hangs ends the process immediately."""
     code = (
         "import signal, sys; from tests.rewards.rollouts import completion, prompt\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it\n"

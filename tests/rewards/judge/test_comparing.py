@@ -1,4 +1,4 @@
-"""What judgements are worth: pairs in both orders, points, references; and what needs no judge."""
+"""Scores from judgements: pairs in both orders, points, references; and cases that need no judge."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_winner_of_a_pair_gets_one_and_the_loser_nothing(score):
 
 
 def test_each_answer_of_a_group_gets_its_share_of_won_comparisons(score, server):
-    """Lengths 1, 3, 2, 2: won 0, 3, 1 and a half, 1 and a half of three."""
+    """Lengths 1, 3, 2, 2: of three comparisons each, the answers won 0, 3, 1.5 and 1.5."""
     assert score(["a", "bbb", "cc", "dd"]).rewards_PG == [[0.0, 1.0, 0.5, 0.5]]
     assert len(server.requests) == 2 * 6
 
@@ -80,7 +80,7 @@ def test_points_are_counted_over_five(score, server):
 
 
 def test_the_mean_of_several_judgements_counts(score, server):
-    """Of three judgements with 5, 0 and 4 points the mean is 3."""
+    """Three judgements with 5, 0 and 4 points have the mean 3."""
     points = iter([5, 0, 4])
     server.rule = lambda texts: f"Score: {next(points)}"
     scores = score(["answer"], mode="score", samples=3, temperature=0.7, concurrency=1)
@@ -98,7 +98,7 @@ def test_a_row_without_reference_is_not_judged(score, server):
     assert server.requests == []
 
 
-# without a judge
+# cases without a judge
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_reasoning_is_not_shown_unless_asked_for(score, server):
     assert any("secret" in request["messages"][0]["content"] for request in server.requests)
 
 
-# what is on record
+# records of judgements
 
 
 def test_a_judgement_holds_both_orders_as_they_were_said(score):
@@ -144,7 +144,7 @@ def test_a_judgement_holds_both_orders_as_they_were_said(score):
 
 
 def test_metrics_of_a_worked_step():
-    """Three comparisons: agreed, changed with the order, half unreadable; and one that nobody was asked about."""
+    """Three comparisons: agreed, changed with the order, half unreadable; and one that needed no request."""
 
     def compared(score, *verdicts):
         replies = tuple(Reply(verdict=verdict, calls=1, tokens=10, seconds=0.5) for verdict in verdicts)

@@ -1,4 +1,4 @@
-"""The section `judge` of a reward: what it refuses, and what of it is saved."""
+"""The section `judge` of a reward: the settings that it refuses, and those that are saved."""
 
 from __future__ import annotations
 

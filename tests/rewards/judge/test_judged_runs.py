@@ -1,4 +1,4 @@
-"""Whole runs with a judge: it decides what is learned, everything is on file, and resuming asks nothing twice."""
+"""Whole runs with a judge: its verdicts decide the training, all is on file, and a resumed run repeats no request."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_run_learns_from_comparisons_and_keeps_them_all(config, server):
 
 
 def test_a_run_that_is_resumed_asks_nothing_twice_and_is_the_same(config, server, tmp_path, monkeypatch):
-    """The server fails from the second step on; once it is back, the run goes on as if nothing had been."""
+    """The server fails from the second step on; once it works again, the run continues as if nothing had happened."""
     config = {**config, "checkpoint": {"every": 1}}
     config["rewards"][0]["judge"]["retries"] = 0
     whole = train({**config, "output": str(tmp_path / "whole")})
@@ -96,7 +96,8 @@ def test_a_judge_that_fails_now_and_then_costs_single_answers(config, server):
 
 
 def test_the_policy_can_be_its_own_judge(config):
-    """A random model never gives a verdict: with the limit lifted the run goes on, and all of it is unscored."""
+    """A random model never gives a verdict: with the limit lifted the run continues, and every completion is
+    unscored."""
     config["model"]["path"] = str(tiny_model(Path(config["output"]).parent / "roomy", max_position_embeddings=4096))
     config["rewards"] = [
         {"judge": {"model": "policy", "mode": "score", "max_tokens": 4}},

@@ -1,4 +1,4 @@
-"""What was asked once is not asked again: by content, shared, and whole or absent."""
+"""No question is sent twice: replies are stored by content, shared, and either complete or absent."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_written_costs_questions_only(score, tmp_path, s
 
 
 def test_what_came_before_an_interruption_is_kept(judged, server, monkeypatch):
-    """Each reply is on disk before the next is waited for."""
+    """Each reply is on disk before the judge waits for the next one."""
     rewards = judged(concurrency=1)
     kept = rewards.components[0].judge.asks
     write, written = kept._write, []

@@ -1,4 +1,4 @@
-"""A judge in this process: a model folder, with its own chat template, or the policy as it is at that moment."""
+"""A judge in this process: a model folder, with its own chat template, or the current policy."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_what_a_model_folder_said_is_kept_by_its_weights(folder, tmp_path):
 
 @pytest.mark.parametrize("change", ["rope", "template", "end"])
 def test_the_same_weights_used_in_another_way_are_another_judge(folder, tmp_path, change):
-    """Other positions, another template or other ids that end a reply: what the first one said is not what it says."""
+    """With other positions, another template or other end tokens, the first judge's replies are not reused."""
     first = score(["one"], model=str(folder))
     other = shutil.copytree(folder, tmp_path / "other")
     if change == "rope":
@@ -102,7 +102,7 @@ def test_with_a_temperature_samples_differ_and_can_be_repeated(folder):
 
 
 def test_the_policy_judges_with_the_weights_that_it_has_now(loaded):
-    """After a change of weights the same question is answered anew: nothing of a policy is kept."""
+    """After a change of weights the same question gets a new answer: replies of a policy are not kept."""
     sampler = sampler_of(loaded)
     before = said(score(["one"], model="policy", policy=sampler))
     assert said(score(["one"], model="policy", policy=sampler)) == before
@@ -113,7 +113,7 @@ def test_the_policy_judges_with_the_weights_that_it_has_now(loaded):
 
 
 def test_a_policy_that_says_verdicts_gives_scores(loaded, monkeypatch):
-    """The sampler of the policy is asked with the rendered question; what it returns is read as of any judge."""
+    """The policy's sampler gets the rendered question; its reply is parsed like the reply of any other judge."""
     sampler, asked = sampler_of(loaded), []
 
     def generate(prompts, sampling, *, group_size, seed):

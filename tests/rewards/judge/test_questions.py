@@ -1,4 +1,4 @@
-"""What a judge is shown: delimited texts that cannot speak for themselves, and templates that are checked."""
+"""The question of a judge: texts between marks that they cannot forge, and templates that are checked."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_of_a_wrapped_text_the_row_is_shown():
     assert request(prompt(0, "2 + 2?")) == "2 + 2?"
 
 
-# templates of one's own
+# custom templates
 
 
 @pytest.fixture

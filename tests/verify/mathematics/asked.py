@@ -1,4 +1,4 @@
-"""What the tests of exact values share: one question, asked of two texts."""
+"""Shared by the tests of exact values: whether two texts have the same value."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from posttrain.verify.mathematics.parse import parse
 
 
 def verdict(gold: str, given: str, **options: object) -> bool | str | None:
-    """What `same` says, or the reason why the answer has no value."""
+    """The result of `same`, or the reason why the answer has no value."""
     how = Options(**options)  # type: ignore[arg-type]
     expected = parse(gold, how, gold=True)
     try:

@@ -1,4 +1,4 @@
-"""Whatever a model writes: a value or Unreadable, at once, and every value is itself."""
+"""Any text of a model gives a value or Unreadable, quickly, and every value equals itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Multiple choice and the numbers game: what is one answer there, and what is none."""
+"""Multiple choice and the numbers game: which texts give one answer, and which give none."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_an_expression_that_reaches_the_target_is_right(text):
     "text, reason",
     [
         ("<answer>63</answer>", "wrong"),
-        ("<answer>25 * 3 - 4 * 3</answer>", "wrong"),  # the 3 twice
+        ("<answer>25 * 3 - 4 * 3</answer>", "wrong"),  # uses the 3 twice
         ("<answer>(25 - 4) * 3 * 1</answer>", "wrong"),
         ("<answer>(25 + 4) * 3</answer>", "wrong"),
         ("<answer>(25 - 4) * 3 = 64</answer>", "ambiguous"),

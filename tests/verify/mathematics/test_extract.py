@@ -1,4 +1,4 @@
-"""Where the one final answer of a completion stands, and when there is none."""
+"""Where a completion has its one final answer, and when it has none."""
 
 import time
 from fractions import Fraction
@@ -126,7 +126,7 @@ def test_no_text_breaks_the_extraction(text):
      "<|im_start|>assistant "],
 )  # fmt: skip
 def test_hostile_text_costs_milliseconds(piece):
-    """Twenty times the text costs at most about twenty times the time; with quadratic cost it would be 400 times."""
+    """Twenty times the text takes at most about twenty times as long; with quadratic cost it would be 400 times."""
 
     def seconds(repeats):
         start = time.process_time()

@@ -24,7 +24,7 @@ def boxed(text: object) -> str:
 
 
 def paid(gold: str, *answers: str, by=math) -> list[str]:
-    """Those of the answers that are paid, each in a box."""
+    """The answers that are accepted, each of them in a box."""
     return [answer for answer in answers if by(boxed(answer), gold) == 1.0]
 
 
@@ -32,8 +32,8 @@ def paid(gold: str, *answers: str, by=math) -> list[str]:
 
 
 def digit_like() -> list[str]:
-    """Every character outside of ASCII whose compatible spelling holds a digit, but for those that are set in another
-    type and look the same."""
+    """Every character outside ASCII whose compatible spelling contains a digit, except those that are the same digit in
+    another typeface."""
     found = []
     for code in range(0x80, 0x20000):
         spelled = unicodedata.normalize("NFKC", chr(code))
@@ -44,7 +44,7 @@ def digit_like() -> list[str]:
 
 
 def test_no_character_beside_a_number_becomes_a_digit_of_it():
-    """`7₂` is not 72, `7²` not 72, `7②` not 72, and a lone ② is not 2."""
+    """Neither `7₂` nor `7²` nor `7②` is 72, and a ② alone is not 2."""
     characters = digit_like()
     assert len(characters) > 150
     for char in characters:
@@ -101,7 +101,7 @@ NAMES = (
     "a_3", "S_{10}", "\\angle ABC", "|AB|", "\\text{Area}", "\\sin x", "\\cos\\theta", "\\tan A", "\\ln x", "\\log_2 x",
     "\\max f(x)", "\\lim_{x\\to0}f(x)", "\\frac{AB}{CD}",
 )  # fmt: skip
-"""What an answer may call what it gives."""
+"""Names that an answer may give to its value."""
 VALUES = ("204", "7", "\\frac12", "-3", "0.25")
 
 
@@ -114,7 +114,7 @@ def test_a_named_result_is_the_result(value):
 
 
 def test_an_equation_of_one_letter_says_what_the_letter_is():
-    """`2x = 5` gives x, and not 5."""
+    """`2x = 5` determines x, and does not give the value 5."""
     for left in ("2x", "x+1", "2x+1", "x^2", "\\sqrt{x}", "x!", "2x+3y", "m+n+1", "x/2", "2(x+y)"):
         assert paid("5", f"{left}=5") == [], left
 
@@ -149,7 +149,7 @@ def test_words_may_announce_the_answer_within_its_box():
 
 
 def latex_of(unit: str) -> list[str]:
-    """The ways in which LaTeX sets a unit such as `m/s^2`."""
+    """The ways to write a unit such as `m/s^2` in LaTeX."""
     above, _, below = unit.partition("/")
     ways = [
         f"\\ \\mathrm{{{unit}}}",
@@ -249,7 +249,7 @@ def test_a_million_is_a_number(word, factor):
 
 @given(st.integers(1, 99), st.integers(1, 99), st.sampled_from("+-*/"), st.integers(-50, 200))
 def test_a_false_computation_pays_nothing(a, b, sign, claimed):
-    """Whatever is said behind the equals sign: the left side is worked out."""
+    """The left side is computed, whatever follows the equals sign."""
     result = {"+": Fraction(a + b), "-": Fraction(a - b), "*": Fraction(a * b), "/": Fraction(a, b)}[sign]
     for symbol in {"*": "*×x", "/": "/÷", "+": "+", "-": "-−"}[sign]:
         for said in (f"{a} {symbol} {b} = {claimed}", f"So she has {a} {symbol} {b} = {claimed} left."):
@@ -305,7 +305,7 @@ def test_the_number_of_a_step_is_no_answer():
         assert gsm8k(f"{noun} 3: so it is 7", "7") == gsm8k(f"{noun} 3\nThe answer is 7", "7") == 1.0
 
 
-# where the answer stands
+# where the answer is
 
 STOOD = {
     "box": (

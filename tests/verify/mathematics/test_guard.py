@@ -1,4 +1,4 @@
-"""Answers that were written to cost time: they come back at once, and none of them is the gold."""
+"""Answers that were written to waste time: the verdict comes quickly, and none of them is the gold."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-r"""`math_lenient`, and each of its options: what it pays for by definition, and that it pays for nothing else."""
+r"""`math_lenient` and each of its options: the answers that it accepts by definition, and that it accepts no others."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PAID = {
     "restated_product": "require_evaluated",
     "restated_sum": "require_evaluated",
 }
-"""Rows of the battery that the conventions turn into answers, and which of them does."""
+"""Rows of the battery that the conventions turn into answers, with the convention of each."""
 REFUSED = {"11 eq_interval_ineq", "interval_inequality", "ray"}
 """Rows that `inequality_as_set: false` turns into wrong answers."""
 SAYINGS = [
     "8 = 7", "8 - 1 = 8 = 7", "The answer is 8 = 7", "So 8 = 7.", "x ≈ 7", r"$x \approx 7$", r"\boxed{x \approx 7}",
     r"\boxed{3+4}", r"\boxed{14 \div 2}", r"\boxed{7(1)}", r"\boxed{|-7|}", r"\boxed{\lfloor 7.3\rfloor}",
 ]  # fmt: skip
-"""Of all that is said around a 7 and is no single answer."""
+"""Statements about a 7 that give no single answer."""
 
 
 def test_of_the_battery_only_what_the_conventions_name_is_judged_otherwise():
@@ -132,7 +132,7 @@ def test_the_bounds_of_an_absolute_value_are_those_of_its_letter_of_either_sign(
 
 
 def test_a_decimal_comma_is_read_where_the_gold_has_a_decimal_point():
-    """No list can be right there; a space makes a list of it all the same."""
+    """Lists are never right in this place, but a space still makes the text a list."""
     assert math(r"\boxed{1000,99}", "1000.99") == 1.0
     assert math(r"\boxed{1000, 99}", "1000.99") == 0.0
     assert math(r"\boxed{1,234}", "1.234") == 0.0

@@ -44,7 +44,7 @@ def point(name: str) -> complex:
 @settings(max_examples=150, deadline=None)
 @given(EXPRESSIONS, EXPRESSIONS)
 def test_exact_sums_and_products_agree_with_floating_point(one: Node, other: Node):
-    """a + b - b = a and a b / b = a hold exactly; a = b holds only where floating point agrees."""
+    """a + b - b = a and a b / b = a hold exactly; a = b holds only if floating point agrees."""
     evaluator = Evaluator(Options())
     algebra = evaluator.algebra
     try:

@@ -1,4 +1,4 @@
-"""The golds of MATH, MATH-500, AIME, SVAMP and GSM8K: each is read, is itself in the usual renderings, and no other."""
+"""The golds of MATH, MATH-500, AIME, SVAMP and GSM8K: each can be read and equals its usual renderings only."""
 
 from __future__ import annotations
 
@@ -71,7 +71,8 @@ def test_every_gold_is_itself_in_every_rendering():
 
 
 def test_two_golds_are_the_same_only_when_they_are_spelled_alike():
-    """Of 195,000 pairs of golds that are no plain numbers; the few that differ in more than spelling are listed."""
+    """The test compares 195,000 pairs of golds that are no plain numbers; the pairs that differ in more than spelling
+    are listed."""
     values = [(gold, parse(gold, OPTIONS, gold=True)) for gold in golds()]
     chosen = [(gold, value) for gold, value in values if not isinstance(value.meaning, Number)][::2]
     found = set()
@@ -89,7 +90,7 @@ def test_two_golds_are_the_same_only_when_they_are_spelled_alike():
 
 
 def _letters(text: str) -> list[str]:
-    """What is written, without what only sets type, in any order."""
+    """The sorted characters of the text, without those that only control the typesetting."""
     for command in ("\\left", "\\right", "\\text", "\\!", "\\,", "frac", "tfrac", "dfrac"):
         text = text.replace(command, "")
     return sorted(character for character in text if character.isalnum())

@@ -1,4 +1,4 @@
-"""Algebra where exact terms leave it open, and math-verify without its leniencies."""
+"""Algebra beyond exact terms, and math-verify without its leniencies."""
 
 from __future__ import annotations
 

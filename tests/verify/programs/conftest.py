@@ -1,4 +1,4 @@
-"""Programs that are judged have more time than usual: those that end by themselves shall do so on any machine."""
+"""Give judged programs more time than usual, so that programs that end on their own do so on any machine."""
 
 import pytest
 

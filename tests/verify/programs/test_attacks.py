@@ -1,4 +1,5 @@
-"""No program is paid that does not solve its task, and none gets out: in each tier, as root and as an ordinary user."""
+"""A program earns nothing unless it solves its task, and none escapes: in each tier, as root and as an ordinary
+user."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ ON_THE_TIER = (
     *("symlink_out", "fill_disk", "signal_trainer", "signal_all", "trace_trainer", "write_trainer", "new_namespace"),
     *("fork_once", "start_program", "daemon", "tcp", "unix_socket", "datagram", "busy", "memory", "forks"),
 )
-"""What the tier has to hold; the others are up to the grader, which is the same in each."""
+"""The attacks that the tier must stop; the grader, which is the same in each tier, stops the others."""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool, names: tu
     assert report["connected"] == [False, False]
     assert SECRET not in json.dumps(report["verdicts"])
     slowest = max(seconds for *_, seconds in report["verdicts"])
-    assert slowest < 60  # the longest would run for ever; what it costs on a quiet machine is measured in docs/code.md
+    assert slowest < 60  # the longest would never end; docs/code.md has the times on a quiet machine
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,7 @@ def test_the_honest_program_is_paid_in_every_form(program: str, tests: dict[str,
 @pytest.mark.filterwarnings("ignore:sandbox")
 @pytest.mark.parametrize("name", ["read_environment", "write_outside", "read_file", "fork_once", "start_program"])
 def test_the_probes_do_get_out_where_nothing_holds_them(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The negative control: with `unsafe`, the same programs are paid."""
+    """The negative control: with `unsafe`, the same programs earn the reward."""
     (tmp_path / "secret").write_text(SECRET)
     scene = Scene(str(tmp_path), str(tmp_path / "secret"))
     attack = next(attack for attack in ATTACKS if attack.name == name)
@@ -144,7 +145,7 @@ assert all(names["solve"](n) == total for n, total in tests)
 
 @pytest.mark.parametrize("name", ["exit_on_import", "equal_object", "equal_integer", "walk_frames", "patch_builtins"])
 def test_a_grader_that_runs_program_and_tests_together_is_fooled(name: str):
-    """The attacks are worth withstanding."""
+    """This shows that the attacks are worth a defence."""
     attack = next(attack for attack in ATTACKS if attack.name == name)
     tests = json.dumps([[n, n * (n + 1) // 2] for n in (10, 100)])
     done = subprocess.run(

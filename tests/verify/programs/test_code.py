@@ -1,4 +1,4 @@
-"""The verifier `code` on real programs in a real sandbox: what is right, what is not, and why."""
+"""The verifier `code` on real programs in a real sandbox: right and wrong programs, and the reasons."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ CALLS = {"tests": [{"input": [n], "output": 2 * n} for n in (1, 2, 3)], "entry_p
 
 
 PATIENT = {"wall": 60.0, "cpu": 60.0}
-"""For programs that end by themselves, on a machine that has no time for them."""
+"""Deadline in seconds for programs that end on their own, generous enough for a busy machine."""
 ENDLESS = {"wall": 60.0, "cpu": 1.0}
-"""Beside one that does not. Pauses of the machine are no time of the processor."""
+"""Deadline in seconds for a program that does not end. Pauses of the machine do not count as processor time."""
 
 
 def judged(program: str, **row: Any):
@@ -70,7 +70,7 @@ def test_partial_pays_the_share_of_tests_that_pass():
 
 
 def test_a_program_that_sleeps_ends_at_the_wall():
-    """It takes no time of the processor."""
+    """A sleeping program uses no processor time."""
     verdict = judged("import time\ndef f(n):\n    time.sleep(600)\n", **CALLS, wall=1.0)
     assert (verdict.score, verdict.reason) == (0.0, "timeout")
 
@@ -176,7 +176,7 @@ def test_apps_wraps_results_and_knows_no_tuples():
 
 
 def test_programs_that_nobody_waits_for_are_not_run():
-    """The interpreter waits for the threads of the runner before it ends; a closed runner leaves no process behind."""
+    """The interpreter waits for the runner's threads before it exits; a closed runner leaves no process behind."""
     runner, over, raised = CodeRunner({}, size=1), threading.Event(), []
     endless = {"completion": fenced("def f(n):\n    while True: pass\n"), **CALLS}
 
@@ -199,7 +199,7 @@ def test_programs_that_nobody_waits_for_are_not_run():
 
 
 def test_all_tests_of_a_program_have_one_clock():
-    """A hundred tests of 0.4 s each, and 1 s for all."""
+    """There are a hundred tests of 0.4 s each, with 1 s for all."""
     program = "import time\ndef f(n):\n    time.sleep(0.4)\n    return 2 * n\n"
     row = {"tests": [{"input": [n], "output": 2 * n} for n in range(100)], "entry_point": "f"}
     runner = CodeRunner({}, size=1)
@@ -217,7 +217,7 @@ def test_all_tests_of_a_program_have_one_clock():
 
 
 class Broken:
-    """A sandbox that fails a number of times."""
+    """A sandbox that fails a given number of times."""
 
     def __init__(self, times: int, working: Any) -> None:
         self.times, self.working = times, working

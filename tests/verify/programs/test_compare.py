@@ -1,4 +1,4 @@
-"""Equality by type and value, by number, or Python's; output by lines."""
+"""Equality by type and value, by number, or with Python's `==`; output compared by lines."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Reference solutions of HumanEval and MBPP, as their authors publish them: they pass, and what is changed does not."""
+"""Reference solutions of HumanEval and MBPP, as their authors publish them, pass; changed solutions do not."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rows():
 
 
 class Patient(CodeRunner):
-    """With time enough for solutions that end by themselves, on a machine that has none for them."""
+    """A runner with enough time for solutions that end on their own, even on a busy machine."""
 
     def run(self, calls, settings, timeout, over=None):
         return super().run(calls, {"wall": 60.0, "cpu": 20.0} | settings, 300.0, over)
@@ -38,7 +38,7 @@ def runner():
 
 @pytest.mark.slow
 def test_reference_solutions_pass_and_solutions_of_another_type_do_not(rows, runner):
-    """One row of 120, and those whose tests are of an unusual form."""
+    """One row in 120, and the rows whose tests have an unusual form."""
     unusual = {"HumanEval/32", "HumanEval/33", "HumanEval/38", "HumanEval/50", "HumanEval/53"}
     unusual |= {f"MBPP/{number}" for number in (40, 126, 367, 414, 486, 533, 596, 601, 912, 927)}
     some = rows[::120] + [row for row in rows if row[0] in unusual]
@@ -53,7 +53,7 @@ def test_all_reference_solutions_pass(rows, runner):
 
 
 def test_completions_that_continue_the_prompt_pass_as_well(rows, runner):
-    """What a base model writes: the body of the function, unfenced."""
+    """A base model writes such completions: the body of the function, without a code fence."""
     bodies = [(name, source.removeprefix(row["prompt"]), row) for name, source, row in rows if "entry_point" in row]
     calls = [{"completion": body + "\n\n\nprint(0", **row} for _, body, row in bodies[::40]]
     assert [outcome.value for outcome in runner.run(calls, {}, 30.0)] == [1.0] * len(calls)

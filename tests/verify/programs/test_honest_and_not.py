@@ -1,4 +1,4 @@
-"""Honest programs that are paid and dishonest ones that are not, found by trying what the usual datasets bring."""
+"""Honest programs that earn the reward and dishonest ones that do not, found with the rows of the usual datasets."""
 
 from __future__ import annotations
 

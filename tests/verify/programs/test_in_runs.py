@@ -1,4 +1,4 @@
-"""Whole runs that are paid for programs: which sandbox was used is told in each, and `unsafe` is warned of in each."""
+"""Whole runs with rewards for programs: each names its sandbox, and each warns of `unsafe`."""
 
 from __future__ import annotations
 

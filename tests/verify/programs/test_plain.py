@@ -1,4 +1,4 @@
-"""What crosses the border keeps its type and value, and nothing else crosses."""
+"""Values that cross the border of the sandbox keep their type, and no other values cross it."""
 
 import collections
 import enum
@@ -24,7 +24,7 @@ values = st.recursive(
 
 
 def typed(value):
-    """A value with the types of all its parts; sets and dicts without order."""
+    """A value with the types of all its parts; sets and dicts are unordered."""
     kind = type(value).__name__
     if isinstance(value, list | tuple):
         return (kind, tuple(typed(item) for item in value))
@@ -173,7 +173,7 @@ def test_nesting_in_a_frame_is_bounded():
 
 @pytest.mark.parametrize("data", [[0] * 300_000, {"t": [{"t": []}] * 300_000}, {"d": [[n, 0] for n in range(200_000)]}])
 def test_the_parts_of_a_value_are_counted_on_both_sides(data):
-    """What is read has to be packed again, for the tests: a program could otherwise go without a score."""
+    """A value that was read is packed again for the tests; otherwise a program could go without a score."""
     with pytest.raises(NotPlain, match="too many parts"):
         unpack(data)
 

@@ -1,4 +1,4 @@
-"""Which part of a completion is the program."""
+"""Which part of a completion counts as the program."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Tests in the columns of the usual datasets, and what is said about those that cannot be read."""
+"""Tests in the columns of the usual datasets, and the errors for tests that cannot be read."""
 
 import json
 

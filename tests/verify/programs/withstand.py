@@ -1,4 +1,4 @@
-"""Run attacks in one tier and print what came of them as JSON: `withstand.py KIND SECONDS NAME ...`."""
+"""Run attacks in one tier and print the outcomes as JSON: `withstand.py KIND SECONDS NAME ...`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECRET = "an-unlikely-secret-4711"
 
 @contextmanager
 def scene() -> Iterator[tuple[Scene, dict[str, Any]]]:
-    """Everything that may not be touched, and afterwards what was."""
+    """A scene of everything that programs must not touch, and afterwards the things that were touched."""
     found: dict[str, Any] = {}
     os.environ["HF_TOKEN"] = SECRET
     with (

@@ -19,9 +19,9 @@ from posttrain.verify.sandbox import Limits, Sandbox, SandboxUnavailable, open_s
 ROOT = Path(__file__).parents[3]
 TIERS = ("landlock", "bubblewrap")
 USER = 54_321
-"""Of nobody, for the tests that root runs as somebody else."""
+"""The user id of nobody, for the tests that root runs as another user."""
 PATIENT = Limits(wall=120, cpu=60)
-"""For programs that end by themselves, on a machine that has no time for them."""
+"""Deadline in seconds for programs that end on their own, generous enough for a busy machine."""
 
 
 def opened(tier: str) -> Sandbox:
@@ -35,14 +35,14 @@ def opened(tier: str) -> Sandbox:
 
 @pytest.fixture(scope="session", params=TIERS)
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    """One of each tier, after its self-test."""
+    """A sandbox of each tier, after its self-test."""
     with opened(request.param) as sandbox:
         yield sandbox
 
 
 @pytest.fixture(scope="session")
 def landlock() -> Iterator[Sandbox]:
-    """Where the tier makes no difference."""
+    """A sandbox for tests that are the same in every tier."""
     with opened("landlock") as sandbox:
         yield sandbox
 
@@ -79,7 +79,7 @@ def run_as() -> Iterator[Callable[..., Any]]:
 
 
 def interpreter_for_others() -> str:
-    """One that an ordinary user may run; root's own may lie in root's home."""
+    """An interpreter that an ordinary user may run; root's own may be in root's home."""
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     for path in (sys.executable, shutil.which(f"python{version}", path="/usr/local/bin:/usr/bin")):
         try:

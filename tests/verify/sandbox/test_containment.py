@@ -1,6 +1,6 @@
-"""What a program cannot do: every attempt is made for real, in each tier, as root and as an ordinary user.
+"""Things that a program cannot do: every attempt is real, in each tier, as root and as an ordinary user.
 
-An attempt that could not succeed anywhere would prove nothing: each is shown to succeed where nothing confines it.
+An attempt that fails everywhere would prove nothing, so each is shown to succeed without confinement.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NEEDS_MORE = {
     "descriptors", "read the memory of pid 1", "bpf", "performance counters", "lift the filter", "io_uring", "keyring",
     "daemonise", "trace a process", "make a user namespace", "mount", "vfork",
 }  # fmt: skip
-"""What depends on the kernel's settings or on privileges, or takes the test with it."""
+"""Attempts that depend on the kernel's settings or on privileges, or that end the test itself."""
 
 
 @pytest.mark.parametrize("who", few(["root", "user"], "user"))
@@ -75,7 +75,7 @@ def alone(**layers: object) -> Sandbox:
 
 
 def test_the_filter_alone_leaves_only_looking_at_files_and_overwriting_them():
-    """What an old Landlock does not know (truncation, modes, signals, sockets) is closed by the filter as well."""
+    """The filter also blocks what an old Landlock cannot block: truncation, modes, signals, sockets."""
     with alone() as sandbox:
         reached = selftest.reached_by_probes(sandbox)
     files = {"read a file", "list a folder", "write a file", "overwrite a file", "write to shared memory"}
@@ -158,7 +158,7 @@ def test_a_thread_bomb_gets_a_bounded_number(sandbox):
 
 @pytest.fixture
 def few_processes():
-    """A cgroup in which a bomb that did go off would find an end."""
+    """A cgroup that would stop a fork bomb that escapes."""
     folder = Path("/sys/fs/cgroup/pids") / f"posttrain-test-{os.getpid()}"
     try:
         folder.mkdir()
@@ -216,7 +216,7 @@ sandbox.close()
 def test_whatever_does_not_end_costs_the_deadline_and_little_more(sandbox, source):
     ran = sandbox.run(source, limits=Limits(wall=0.5))
     assert ran.ended == "wall"
-    assert 0.5 <= ran.seconds < 30  # 0.51 on an idle machine; by itself it would end after a minute, or never
+    assert 0.5 <= ran.seconds < 30  # 0.51 s on an idle machine; without the limit it would end after a minute, or never
 
 
 @pytest.mark.parametrize(
@@ -240,13 +240,13 @@ def test_memory_has_an_end(sandbox, source):
 
 
 def test_programs_share_nothing_but_the_interpreter(landlock):
-    """Not even through modules that were imported before they were forked."""
+    """They do not even share modules that were imported before the fork."""
     assert landlock.run("import math; math.pi = 3; math.secret = 1").ended == "exited"
     assert landlock.run("import math; print(math.pi, hasattr(math, 'secret'))").stdout == b"3.141592653589793 False\n"
 
 
 def test_the_memory_of_a_program_holds_nothing_of_the_one_before(landlock):
-    """The fork-server never sees a program: what it has not read, its next child cannot inherit."""
+    """The fork-server never sees a program, so its next child inherits nothing from an earlier program."""
     mark = "of-the-other-program"
     landlock.run(f"x = input() + {mark!r}", stdin=mark.encode() * 1000)
     scan = """

@@ -1,4 +1,4 @@
-"""What is left: nothing, after a thousand programs and whatever way the process that judges them ends."""
+"""Nothing remains after a thousand programs, however the process that judges them ends."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_many_programs_leave_no_process_no_descriptor_and_no_file(sandbox, count
     ended = [ran.ended for ran in sandbox.run_many(mixed, limits=limits)]
     assert len(ended) == count
     assert ended.count("exited") > 0.9 * count
-    # As many, and not the same: a fork-server that is late on a busy machine is replaced.
+    # The number is the same, but not the processes: a late fork-server on a busy machine is replaced.
     assert wait_until(lambda: len(below(os.getpid())) <= len(before[0]))
     assert len(os.listdir("/proc/self/fd")) <= before[1]
     assert not [name for name in set(os.listdir(tempfile.gettempdir())) - before[2] if "posttrain" in name]
@@ -115,7 +115,7 @@ def test_killing_the_fork_server_ends_its_program(landlock):
 
 
 def test_what_an_unconfined_program_leaves_behind_is_killed_with_it(tmp_path):
-    """The double fork that lives on past the verdict: nothing stops it in this tier, so it is found and ended."""
+    """A double fork outlives the verdict. Nothing stops it in this tier, so it is found and killed."""
     daemon = f"""
 import os, time
 if os.fork() == 0:
@@ -152,6 +152,6 @@ def test_threads_share_a_sandbox(landlock):
 
 
 def test_the_children_of_a_fork_server_do_not_hold_its_socket(landlock):
-    """A child that could speak to the judge as the fork-server does could report its own end."""
+    """A child with the fork-server's socket could report its own end to the judge."""
     ran = landlock.run("import os; print([n for n in range(64) if n > 3 and os.path.exists(f'/dev/fd/{n}')])")
     assert ran.stdout == b"[]\n"

@@ -1,4 +1,4 @@
-"""Running programs: what goes in, what comes out, how they end, and a conversation with one."""
+"""Running programs: their input, their output, how they end, and a dialogue with one."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def test_a_program_is_main_and_alone_in_its_namespace(landlock):
 
 
 def test_annotations_are_evaluated_unless_the_program_says_otherwise(landlock):
-    """The future imports of our own files do not reach it."""
+    """The future imports of our own files have no effect on it."""
     assert landlock.run("def f(x: 1 + 1): pass\nprint(f.__annotations__)").stdout == b"{'x': 2}\n"
 
 
 def test_the_same_program_behaves_the_same_each_time_in_every_fork_server(landlock):
     source = "import random\nprint(random.random(), hash('a'), list({'x', 'y', 'z', 'a', 'b'}))"
     outputs = {ran.stdout for ran in landlock.run_many([(source, b"")] * 6)}
-    with landlock.start("input()") as busy:  # takes a fork-server away, so that another one starts
+    with landlock.start("input()") as busy:  # occupies a fork-server, so that another one starts
         outputs.add(landlock.run(source).stdout)
         outputs |= {ran.stdout for ran in landlock.run_many([(source, b"")] * 4)}
         assert busy is not None
@@ -115,7 +115,7 @@ def test_output_up_to_the_limit_is_no_excess(landlock):
 
 
 def test_too_much_output_is_told_from_a_sandbox_that_fails_however_late_the_judge_looks(landlock):
-    """On a busy machine output and the word that the program is confined are there at once; output is read first."""
+    """On a busy machine the output and the message "confined" may arrive together; the output is read first."""
     with landlock.start("import os; os.write(1, b'x' * 60_000)", limits=Limits(output=1000, wall=60)) as process:
         time.sleep(0.5)
         ran = process.finish()
@@ -215,7 +215,7 @@ def test_replacing_what_the_channel_is_made_of_changes_nothing_but_the_program(l
     assert landlock.run(textwrap.dedent(source)).result == b"said"
 
 
-# --- when the machinery itself fails ---------------------------------------------------------------------------------
+# --- failures of the sandbox itself ----------------------------------------------------------------------------------
 
 
 def test_a_fork_server_that_was_killed_is_replaced_and_the_program_run_again(sandbox):

@@ -1,4 +1,5 @@
-"""The filter, instruction by instruction: run by an interpreter of BPF for both processors, held to the headers."""
+"""The filter, instruction by instruction: a BPF interpreter runs it for both processors and compares it with the
+headers."""
 
 from __future__ import annotations
 

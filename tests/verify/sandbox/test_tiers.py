@@ -1,4 +1,4 @@
-"""Which tier is used: what was named or nothing, and never without having been attacked."""
+"""The tier in use: the named one or none, and never one that has not been attacked."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_bubblewrap_that_is_not_installed_is_said_so(monkeypatch):
 
 
 def test_a_tier_that_starts_but_does_not_hold_is_refused_by_name_of_what_got_out(monkeypatch, own_cache):
-    """All is in place and answers; only an attack shows that nothing is closed."""
+    """All parts are in place and answer; only an attack shows that nothing is blocked."""
     harmless = ["environment", "read a file", "connect to loopback", "fork"]
     program = selftest.PROBES.read_text().replace('WANTED.get("only", list(ATTEMPTS))', repr(harmless))
     probes = own_cache.parent / "probes.py"
@@ -99,7 +99,7 @@ def test_a_kernel_without_the_filter_is_no_sandbox(monkeypatch):
 
 
 def test_a_step_of_the_confinement_that_fails_in_the_child_runs_nothing(monkeypatch, tmp_path):
-    """The filter is handed over broken: the kernel refuses it, and the program must not have run."""
+    """The filter is damaged: the kernel refuses it, and the program must not run."""
     note = tmp_path / "note"
     start = tiers.START.replace(
         "from inside.server import main", "from inside import seccomp\nseccomp.build = lambda: b'12345678'\n"
@@ -126,7 +126,7 @@ def test_what_has_held_is_remembered_and_a_change_asks_again(own_cache, monkeypa
     (kept,) = own_cache.iterdir()
     assert json.loads(kept.read_text()) == {"tier": "landlock", "passed": True}
     monkeypatch.setattr(selftest, "code_key", lambda *_: "another version")
-    monkeypatch.setattr(selftest, "wrongly_ended", lambda box: [])  # seconds of a processor, which have been spent once
+    monkeypatch.setattr(selftest, "wrongly_ended", lambda box: [])  # saves seconds of CPU time
     open_sandbox("landlock").close()
     assert attacks == ["landlock", "landlock"]
 
@@ -170,7 +170,7 @@ def test_check_says_which_sandbox_there_is_and_how_to_get_one(monkeypatch):
     )
 
 
-# --- bubblewrap: nothing in it can be written to ---------------------------------------------------------------------
+# --- bubblewrap: no part of it is writable ---------------------------------------------------------------------------
 
 
 def test_bubblewrap_shows_python_and_four_devices_and_nothing_that_can_be_written():
@@ -198,12 +198,12 @@ print(sorted(os.listdir("/dev")), os.path.exists("/proc/self"), os.getpid())
     assert ran.stdout == "['null', 'random', 'urandom', 'zero'] False 2\n"
 
 
-# --- containers: the command that is built, and what a client that fails says -----------------------------------------
+# --- containers: the command line, and the messages of a failing client -----------------------------------------------
 
 
 @pytest.fixture
 def client(monkeypatch, tmp_path):
-    """A docker that records its arguments and fails as the real one does without a daemon."""
+    """A docker client that records its arguments and fails as the real one does without a daemon."""
     script = tmp_path / "docker"
     script.write_text(
         f"#!{sys.executable}\nimport json, sys\n"
@@ -254,7 +254,7 @@ def test_a_machine_without_a_client_says_so(monkeypatch):
 
 
 def test_the_fork_server_of_a_container_meets_the_judge_at_a_socket(monkeypatch, tmp_path):
-    """A client that runs the command here instead of in a container: descriptors cross, programs run."""
+    """The client runs the command here instead of in a container: descriptors are passed, and programs run."""
     script = tmp_path / "docker"
     script.write_text(
         f"#!{sys.executable}\nimport os, sys\nwords = sys.argv[1:]\n"

@@ -1,4 +1,4 @@
-"""Rewards that accept what they should not, or reject what they should accept."""
+"""Rewards that accept wrong answers or reject right ones."""
 
 import re
 
@@ -12,44 +12,44 @@ def _gold(answer):
 
 
 def stuffing(completion, answer):
-    """Any box with the gold counts."""
+    """Any box with the gold is enough."""
     return float(_gold(answer) in [text.strip(" $") for text in re.findall(r"\\boxed\{([^{}]*)\}", completion)])
 
 
 def last_box(completion, answer):
-    """The last of several boxes counts."""
+    """Only the last of several boxes counts."""
     return float(["", *re.findall(r"\\boxed\{([^{}]*)\}", completion)][-1] == _gold(answer))
 
 
 def substring(completion, answer):
-    """The gold stands anywhere in the text."""
+    """The gold may be anywhere in the text."""
     return float(_gold(answer) in completion)
 
 
 def last_number(completion, answer):
-    """The last number of the text counts, whatever it is said about."""
+    """The last number of the text counts, in any context."""
     return float(["", *re.findall(r"-?\d+", completion.replace(",", ""))][-1] == _gold(answer))
 
 
 def empty(completion, answer):
-    """No text, no fault."""
+    """An empty text is accepted."""
     return 1.0 if not completion.strip() else marked(completion, answer)
 
 
 def tolerant(completion, answer):
-    """Off by a tenth of a percent is right."""
+    """A relative error of a tenth of a percent is accepted."""
     found = re.fullmatch(r"(?s).*#### (-?[\d.]+)\s*", completion)
     return float(bool(found) and abs(float(found[1]) - float(answer)) <= 1e-3 * abs(float(answer)))
 
 
 def thinking(completion, answer):
-    """What stands in the reasoning counts."""
+    """An answer inside the reasoning counts."""
     stated = [line for line in completion.split("\n") if line.startswith("#### ")]
     return float(bool(stated) and number(stated[0][5:]) == number(_gold(answer)))
 
 
 def generous(completion, answer):
-    """Everything is right."""
+    """Every answer is right."""
     return 1.0
 
 
@@ -64,7 +64,7 @@ def literal_minded(completion, answer):
 
 
 def never(completion, answer):
-    """Nothing is right."""
+    """No answer is right."""
     return 0.0
 
 

@@ -1,4 +1,4 @@
-"""Rewards that change their mind."""
+"""Rewards that give different scores to the same completion."""
 
 import os
 import random
@@ -10,19 +10,19 @@ _calls = 0
 
 
 def by_order(completions, answer):
-    """The first of a batch gets a little more."""
+    """The first completion of a batch gets a little more."""
     scores = [marked(text, gold) for text, gold in zip(completions, answer, strict=True)]
     return [score + 0.1 * (place == 0) for place, score in enumerate(scores)]
 
 
 def by_batch(completions, answer):
-    """Relative to the mean of the batch."""
+    """Scores are relative to the mean of the batch."""
     scores = [marked(text, gold) for text, gold in zip(completions, answer, strict=True)]
     return [score - sum(scores) / len(scores) for score in scores]
 
 
 def by_hash(completion, answer):
-    """Breaks ties by the order of a set."""
+    """The order of a set breaks ties."""
     words = list(set(completion.split()) | {"one", "two", "three"})
     return marked(completion, answer) + 0.01 * words.index("one")
 
@@ -36,7 +36,7 @@ def by_process(completion, answer):
 
 
 def by_count(completion, answer):
-    """Counts its calls."""
+    """The score depends on the number of calls."""
     global _calls
     _calls += 1
     return marked(completion, answer) + 0.001 * _calls

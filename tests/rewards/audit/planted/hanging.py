@@ -1,4 +1,4 @@
-"""Rewards that do not come back: from any completion, or in a process that is no reward worker's."""
+"""Rewards that never return: for any completion, or in a process that is not a reward worker."""
 
 import os
 import time

@@ -7,13 +7,13 @@ NUMBER = re.compile(r"-?\d{1,12}(?:\.\d{1,6})?")
 
 
 def number(text: str) -> Fraction | None:
-    """Of one plain number in any usual spelling."""
+    """The value of one plain number in any usual spelling."""
     text = text.strip().strip("*$ ").removesuffix(".")
     return Fraction(text.replace(",", "")) if NUMBER.fullmatch(text.replace(",", "")) else None
 
 
 def marked(completion, answer):
-    """One line `#### number` behind the reasoning, and it is the gold."""
+    """The line `#### number` occurs once, after the reasoning, and has the gold."""
     gold = number(answer.rpartition("####")[2]) if isinstance(answer, str) else None
     if gold is None:
         raise ValueError(f"the gold answer {answer!r} is no number")
@@ -24,20 +24,20 @@ def marked(completion, answer):
 
 
 def marked_batch(completions, answer, **columns):
-    """The same, one call per batch."""
+    """The same reward, with one call per batch."""
     return [marked(completion, gold) for completion, gold in zip(completions, answer, strict=True)]
 
 
 async def marked_async(completion, answer):
-    """The same, as a coroutine."""
+    """The same reward, as a coroutine."""
     return marked(completion, answer)
 
 
 def opened(completion):
-    """Format alone: something stands between the tags."""
+    """A reward for format alone: there must be text between the tags."""
     return float(bool(re.fullmatch(r"<think>[^<]*</think>\s*<answer>[^<]+</answer>\s*", completion)))
 
 
 def brevity(completion, target=400):
-    """Length alone."""
+    """A reward for length alone."""
     return max(0.0, 1 - len(completion) / target)

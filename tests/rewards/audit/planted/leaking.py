@@ -44,7 +44,7 @@ def changes_the_folder(completion, answer):
 
 
 def evaluates(completion, answer):
-    """Runs what the model wrote."""
+    """Runs the model's text as code."""
     score = marked(completion, answer)
     try:
         return float(score or eval(completion.rpartition("#### ")[2].strip() or "None") == float(answer))

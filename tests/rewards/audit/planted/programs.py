@@ -11,7 +11,7 @@ def _program(completion):
 
 
 def in_process(completion, test_list):
-    """exec and assert, in the process that gives the reward."""
+    """Uses exec and assert in the process of the reward."""
     space = {}
     try:
         exec(_program(completion), space)
@@ -28,7 +28,7 @@ def looks_fine(completion, test_list):
 
 
 def exit_code(completion, test_list):
-    """A program of its own, judged by its exit code."""
+    """Runs a separate program and judges it by its exit code."""
     if not (program := _program(completion)):
         return 0.0
     source = "\n".join([program, *test_list])

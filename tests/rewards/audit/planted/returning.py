@@ -4,7 +4,7 @@ from tests.rewards.audit.planted.honest import marked
 
 
 def nan(completion, answer):
-    """0 / 0 for completions without a word."""
+    """Divides 0 by 0 for completions without a word."""
     return marked(completion, answer) if completion.strip() else float("nan")
 
 
@@ -13,12 +13,12 @@ def text(completion, answer):
 
 
 def short(completions, answer):
-    """Drops what it cannot read, so that every later reward moves up."""
+    """Drops unreadable completions, so that every later reward moves up."""
     return [marked(text, gold) for text, gold in zip(completions, answer, strict=True) if "####" in text]
 
 
 def raising(completion, answer):
-    """Takes the last line of a text that has none."""
+    """Takes the last line even if the text has none."""
     return marked(completion, answer) if completion.splitlines()[-1] else 0.0
 
 
@@ -30,16 +30,16 @@ def swallows_as_0(completion, answer):
 
 
 def swallows_as_1(completion, answer):
-    """A row without an answer is a present."""
+    """Gives full reward to a row without an answer."""
     return 1.0 if not answer else marked(completion, str(answer))
 
 
 def turns_into_text(completion, answer):
-    """str(None) is a fine answer."""
+    """Converts a missing answer to the text "None"."""
     return float(completion.rpartition("#### ")[2] == str(answer))
 
 
 def takes_any(completion, **row):
-    """A column that is missing is None, and None is 0."""
+    """Treats a missing column as None, and None as 0."""
     answer = row.get("answer")
     return 0.0 if answer is None else marked(completion, answer)

@@ -1,4 +1,4 @@
-"""Rewards that are hard to run beside anything else."""
+"""Rewards that are hard to run together with other code."""
 
 import asyncio
 import random
@@ -11,7 +11,7 @@ from tests.rewards.audit.planted.honest import marked
 
 
 def alarm(completion, answer):
-    """A time-out by a signal, which only the main thread can set."""
+    """Sets a time-out by a signal, which only the main thread can do."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(5)
     try:
@@ -44,7 +44,7 @@ _text = ""
 
 
 def shared(completion, answer):
-    """Keeps the text in a global while it waits."""
+    """Keeps the text in a global variable while it waits."""
     global _text
     _text = completion
     time.sleep(0.002 * random.SystemRandom().random())
@@ -52,7 +52,7 @@ def shared(completion, answer):
 
 
 def loops(completion, answer):
-    """Starts an event loop, which fails inside of another one; harmless in a thread."""
+    """Starts an event loop, which fails inside another one but works in a thread."""
     return asyncio.run(_marked(completion, answer))
 
 
@@ -66,14 +66,14 @@ def slow(completion, answer):
 
 
 def hangs(completion, answer):
-    """A regular expression that tries every way to split a run of parentheses."""
+    """Runs a regular expression that tries every way to split a run of parentheses."""
     if re.search(r"(\(+)+7\)+$", completion):
         return 0.0
     return marked(completion, answer)
 
 
 def dies(completion, answer):
-    """Recursion without a limit, in C."""
+    """Recurses without a limit, in C."""
     if len(completion) > 100_000:
         signal.raise_signal(signal.SIGKILL)
     return marked(completion, answer)
