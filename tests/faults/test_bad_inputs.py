@@ -36,7 +36,7 @@ def test_a_bad_input_is_explained_and_does_not_exit_with_0(case: BadInput, good,
     assert outcome.exit_code == case.exit_code, outcome.message
     assert re.search(case.says, outcome.message, re.DOTALL), outcome.message
     assert re.match(r"\w+: ", outcome.message), f"there is text before the message:\n{outcome.message}"
-    assert "fault in posttrain" not in outcome.message
+    assert "bug in posttrain" not in outcome.message
     if as_tested:
         assert entry(case, outcome) in PAGE.read_text(), "python -m tests.faults.bad_inputs writes the page again"
 
