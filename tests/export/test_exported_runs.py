@@ -143,7 +143,7 @@ def test_a_run_whose_data_is_gone_replays_other_prompts_and_says_so(runs: Runs, 
     done = export(run, max_new_tokens=4)
     assert done.folder == run / "export" / "hf"
     assert done.replay.source == "built-in prompts"
-    assert "cannot be read any more" in done.notes[0]
+    assert "can no longer be read" in done.notes[0]
 
 
 # --- exports that differ from the trained model ----------------------------------------------------------------------

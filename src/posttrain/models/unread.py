@@ -189,7 +189,7 @@ def fill(model: nn.Module, device: torch.device | None = None) -> None:
     `device`: where to keep them, if not on the device where the model computes.
 
     Earlier changes to the model count: adapters around its layers, another precision. Raises NonFiniteError for weights
-    that are not finite, ModelError for files that cannot be read any more, and DoesNotFit.
+    that are not finite, ModelError for files that can no longer be read, and DoesNotFit.
     """
     unread = _unread.pop(model, None)
     if unread is None:

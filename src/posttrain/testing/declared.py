@@ -19,7 +19,7 @@ from posttrain.testing.invariances import Tried, require
 from posttrain.testing.steps import raw_step
 from posttrain.types import Experience
 
-MORE = (0.01, 0.25, 6)
+MORE = (0.01, 0.25, 3, 6)
 """Values that are tried for each setting, in addition to the values that explanations try to find its needs."""
 
 

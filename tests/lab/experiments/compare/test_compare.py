@@ -68,7 +68,7 @@ def test_killed_and_started_again_it_keeps_what_was_done_and_counts_what_failed(
 
     process = start(tmp_path)
     said, told = process.communicate(timeout=1800)
-    assert process.returncode == 0, told.decode()
+    assert process.returncode == 1, told.decode()  # not every run finished
     result = json.loads(said)
     assert (first / "events.jsonl").read_bytes() == kept
     assert "resume" in [event["kind"] for event in read_run(second).events]
