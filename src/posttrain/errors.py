@@ -88,7 +88,7 @@ class PublishError(GuardStop):
 
 
 class EngineError(GuardStop):
-    """The sampling engines are gone and cannot be replaced. The message says which process waited for which."""
+    """The sampling engines are gone and cannot be replaced. The message names the engine and the cause."""
 
 
 class RankLost(PosttrainError):

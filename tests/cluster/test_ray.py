@@ -324,7 +324,7 @@ def test_lost_actors_and_a_lost_node_are_replaced_and_every_prompt_is_trained_on
     print("\n" + "\n".join(told))
     assert errors == []
     assert len(told) == 3
-    assert any(text.startswith("a reward worker was lost: its actor is gone") for text in messages(run))
+    assert any(text.startswith("a reward worker is lost: its actor is gone") for text in messages(run))
     counts = Counter(prompt for _, prompt in trained(run))
     assert len(counts) == 300 * 4
     assert set(counts.values()) == {1}

@@ -88,7 +88,7 @@ class RayHosts:
         """See `Hosts`."""
 
         def lost(why: str) -> None:
-            self._warn(f"a reward worker was lost: {why}; another one repeats its calls")
+            self._warn(f"a reward worker is lost: {why}; another one repeats its calls")
 
         return self._start("reward worker", begin_worker, lambda place: RemoteChild(place, output, lost), share=SHARE)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import pytest
 import yaml
 from tests.catalogue import catalogue
 from tests.processes import Command
+from tests.test_docs import blocks
 
 from posttrain.cli import run
 from posttrain.config import check, load_config
@@ -25,6 +27,17 @@ from posttrain.lab.init.samples import sample
 
 CHOICES = {question.key: tuple(question.choices) for question in QUESTIONS}
 KINDS = CHOICES["data"]
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "init.md"
+
+
+def test_the_page_shows_the_config_and_the_first_lines_that_init_writes(tmp_path, capsys):
+    shown = make_project(Answers(data="answers", folder=tmp_path / "shown"))
+    assert blocks(PAGE, "yaml") == [(shown.folder / "config.yaml").read_text()]
+    with contextlib.chdir(tmp_path):
+        assert run(["init", "my-run", "--data", "pairs"]) == 0
+    assert "".join(blocks(PAGE, "text")[0].splitlines(keepends=True)[1:]).rstrip() in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -181,5 +194,5 @@ def test_on_a_terminal_five_questions_are_asked_and_asked_again(tmp_path, capfd,
     assert code == 0, out
     assert out.count("What do you have to learn from?") == 1
     assert "Did you mean pairs?" in out
-    assert "Where will it be trained?" not in out
+    assert "Where will you train it?" not in out
     assert yaml.safe_load((tmp_path / "mine" / "config.yaml").read_text())["model"]["device"] == "cpu"
