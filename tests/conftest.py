@@ -7,6 +7,7 @@ the others wait until it has started.
 import contextlib
 import gc
 import importlib
+import itertools
 import os
 import signal
 from collections.abc import Generator, Iterator
@@ -16,14 +17,14 @@ from pathlib import Path
 import hypothesis
 import pytest
 from tests.catalogue import examples
-from tests.processes import ForkedEngine
+from tests.processes import ForkedEngine, serve_workers
 
 from posttrain.files import PATIENCE
 from posttrain.importing import uncollected
 
 hypothesis.settings.register_profile(
     "reproducible",
-    examples(40, 100),  # `make test`, `make test-slow`
+    examples(30, 100),  # `make test`, `make test-slow`
     derandomize=True,
     deadline=None,  # a busy machine is not a failure
 )
@@ -38,10 +39,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write the golden runs anew (tests/golden)")
 
 
-def pytest_configure() -> None:
-    """Restore the handler of Ctrl-C: a shell's background jobs ignore it, and so would every run that a test starts."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Restore the handler of Ctrl-C: a shell's background jobs ignore it, and so would every run that a test starts.
+    If several processes will run tests, start the one that they fork others from."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
+        serve_workers()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -82,11 +86,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ.pop("POSTTRAIN_CACHE") if before is None else os.environ.update(POSTTRAIN_CACHE=before)
 
 
+MODULES = itertools.count()
+
+
 @pytest.fixture(scope="module", autouse=True)
 def little_to_collect() -> None:
-    """Freeze the objects that earlier modules imported and keep, so that later garbage collections skip them."""
-    gc.collect()
-    gc.freeze()
+    """Every 20 modules, freeze the objects that they imported and keep, so that later garbage collections skip them."""
+    if next(MODULES) % 20 == 0:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -97,6 +105,21 @@ def forked_engines() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Fleet, "start", partial(EngineProcess, start=ForkedEngine))
+        yield
+
+
+TRIALS = ("cpu", "engines", "gpu", "models")
+"""Folders of tests in which every model is tried."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def remembered_trials(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Find once for equal models how they are run and decoded, except in the tests of that."""
+    from tests import trials
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.relative_to(Path(__file__).parent).parts[0] not in TRIALS:
+            trials.remember(patch)
         yield
 
 

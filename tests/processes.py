@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
 from multiprocessing.reduction import DupFd
 from pathlib import Path
@@ -36,6 +37,8 @@ IMPORTED = [
     *("pytest", "tests.ranks.scenarios"),  # for ranks that take a step with every algorithm
 ]
 """Modules that a run imports, including those that it imports only after it has started."""
+_ADDRESS = "POSTTRAIN_TESTS_FORK_FROM"
+"""Environment variable with the address of the process that all processes with tests fork from."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class Ended:
 def run_alone(function: Callable[..., None], *arguments: str, seconds: float = 900) -> Ended:
     """Call a function of an importable module in a new process. Kill the process if it takes longer than `seconds`."""
     with tempfile.NamedTemporaryFile("r") as printed, tempfile.NamedTemporaryFile("r") as errors:
-        process = _server().Process(target=_into_files, args=((printed.name, errors.name), function, arguments))
+        given = ((printed.name, errors.name), dict(os.environ), function, arguments)
+        process = _server().Process(target=_into_files, args=given)
         process.start()
         process.join(seconds)
         exit_code = process.exitcode
@@ -81,7 +85,7 @@ class Command:
     def _start(self, function: Callable[..., None], *given: object) -> None:
         self._printed = [tempfile.NamedTemporaryFile("r", suffix=suffix) for suffix in (".stdout", ".stderr")]  # noqa: SIM115
         files = [file.name for file in self._printed]
-        self._process = _server().Process(target=_into_files, args=(files, function, given))
+        self._process = _server().Process(target=_into_files, args=(files, dict(os.environ), function, given))
         self._process.start()
         weakref.finalize(self, self._process.kill)  # ends the process if the test fails before it does
 
@@ -189,9 +193,32 @@ def execute(code: str, *arguments: str) -> None:
 
 @cache
 def _server() -> ForkServerContext:
+    """Return the context that forks: from the process that `serve_workers` has started, or else from one's own."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(IMPORTED)
+    if address := os.environ.get(_ADDRESS):
+        forkserver.connect_to_new_process = _Shared(address).connect_to_new_process
+    else:
+        context.set_forkserver_preload(IMPORTED)
     return context
+
+
+def serve_workers() -> None:
+    """Start one process to fork from, for all processes that run tests: each would import everything once more."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
+    forkserver.ensure_running()
+    os.environ[_ADDRESS] = forkserver._forkserver._forkserver_address
+
+
+class _Shared(forkserver.ForkServer):
+    """The process to fork from that another process has started, which lives as long as that one."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__()
+        self._forkserver_address = address
+        self._forkserver_alive_fd = os.open(os.devnull, os.O_RDONLY)  # it is sent to each fork
+
+    def ensure_running(self) -> None:
+        resource_tracker.ensure_running()
 
 
 def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:
@@ -240,9 +267,15 @@ def _engine(
     runpy.run_path(begin.__file__, run_name="__main__")
 
 
-def _into_files(files: Sequence[str], function: Callable[..., None], arguments: Sequence[object]) -> None:
-    """Call a function with stdout and stderr redirected to two files. First freeze all imported objects."""
+def _into_files(
+    files: Sequence[str], environment: dict[str, str], function: Callable[..., None], arguments: Sequence[object]
+) -> None:
+    """Call a function in this environment, without a terminal: its stdout and stderr are two files. First freeze all
+    imported objects."""
     gc.freeze()
+    os.environ.clear()
+    os.environ.update(environment)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for descriptor, file in enumerate(files, start=1):
         with open(file, "w") as written:
             os.dup2(written.fileno(), descriptor)

@@ -73,6 +73,7 @@ def test_adapters_learn_and_the_base_stays(answers, tmp_path):
             assert torch.equal(tensor, start[name.replace(".base_layer", "")]), name
 
 
+@pytest.mark.slow
 def test_dft_moves_less_where_the_model_finds_the_answer_impossible(answers, tmp_path):
     plain = train(answers, tmp_path / "plain", **{"train.steps": 1})
     weighted = train(answers, tmp_path / "weighted", algorithm={"name": "sft", "dft": True}, **{"train.steps": 1})

@@ -278,6 +278,7 @@ def test_a_hostile_answer_is_not_worked_out_and_the_others_are_scored(score):
     assert not scores.failures
 
 
+@pytest.mark.slow
 def test_a_catastrophic_pattern_is_killed(score):
     scores = score(["a" * 60, "ab"], Reward(name="regex", settings={"pattern": "(a+)+b"}, timeout=IN_TIME))
     assert scores.parts["regex"] == [[None, 1.0]]

@@ -10,10 +10,13 @@ import ast
 import json
 import math
 import operator
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError
@@ -74,16 +77,30 @@ def _folder(place: str, beside: Path | None) -> Path:
 
 def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the JSON schema of a tool. ConfigError if its signature or docstring is incomplete."""
-    from transformers.utils import get_json_schema  # takes a second, which no trajectory should wait for
-
     try:
-        return get_json_schema(function)
+        with _without_importing_torch() as schemas:
+            return schemas.get_json_schema(function)
     except Exception as error:
         raise ConfigError(
             given=f"the tool {name} cannot be described to the model: {error}",
             allowed="a function with type hints and a docstring with a line for each parameter under Args:",
             fix='Write def look(place: str) -> str: """Look somewhere.\\n\\nArgs:\\n    place: Where to look.\\n"""',
         ) from None
+
+
+@contextmanager
+def _without_importing_torch() -> Iterator[ModuleType]:
+    """Yield transformers' module for schemas. It would import torch, which takes a second, to compare type hints with
+    tensors. While this process has not imported torch, no type hint is a tensor."""
+    from transformers.utils import chat_template_utils as schemas  # slow, too: no trajectory should wait for it
+
+    available = schemas.is_torch_available
+    if "torch" not in sys.modules:
+        schemas.is_torch_available = lambda: False
+    try:
+        yield schemas
+    finally:
+        schemas.is_torch_available = available
 
 
 def require_tools_in_prompt(renderer: Renderer, schemas: Sequence[Mapping[str, Any]]) -> None:

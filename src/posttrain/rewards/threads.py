@@ -80,7 +80,7 @@ class ThreadRunner:
                     is_async=self._is_async,
                     timeout=timeout,
                     emit=emit,
-                    runner=runner,
+                    run=runner.run,
                 )
 
         thread = threading.Thread(target=work, name=f"reward {self._label}", daemon=True)

@@ -8,7 +8,6 @@ parent, so that the output of user code never mixes with the protocol.
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import os
 import select
@@ -16,15 +15,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from posttrain import wire
 from posttrain.descendants import keep_orphans
 from posttrain.errors import PosttrainError
-from posttrain.rewards.calls import Outcome, Signature, run_calls
+from posttrain.rewards.calls import Outcome, Run, Signature, run_calls
 from posttrain.rewards.load import Target, load
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def main() -> None:
@@ -38,9 +42,19 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     loaded: dict[Target, tuple[Callable[..., Any], Signature]] = {}
-    with asyncio.Runner() as runner:  # one event loop for the worker's life, so that open clients stay usable
+    with ExitStack() as resources:
+
+        @cache
+        def runner() -> asyncio.Runner:  # one event loop for the worker's life, so that open clients stay usable
+            import asyncio  # only if a function is asynchronous
+
+            return resources.enter_context(asyncio.Runner())
+
+        def run(coroutine: Coroutine[Any, Any, None]) -> None:
+            runner().run(coroutine)
+
         for request in _requests(channel):
-            _serve(request, loaded, runner, lambda message: channel.sendall(wire.encode(message)))
+            _serve(request, loaded, run, lambda message: channel.sendall(wire.encode(message)))
 
 
 def _requests(channel: socket.socket) -> Iterator[Any]:
@@ -53,7 +67,7 @@ def _requests(channel: socket.socket) -> Iterator[Any]:
 def _serve(
     request: dict[str, Any],
     loaded: dict[Target, tuple[Callable[..., Any], Signature]],
-    runner: asyncio.Runner,
+    run: Run,
     reply: Callable[[dict[str, Any]], None],
 ) -> None:
     target = Target(**request["target"])
@@ -83,7 +97,7 @@ def _serve(
         is_async=signature.is_async,
         timeout=request["timeout"],
         emit=emit,
-        runner=runner,
+        run=run,
     )
 
 

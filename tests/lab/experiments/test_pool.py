@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.processes import run_code
 
 from posttrain.control_groups import cores
 from posttrain.lab.experiments import pool
@@ -128,6 +128,5 @@ def test_cores_are_shared_out_unless_somebody_said_otherwise(monkeypatch: pytest
 
 def test_the_cores_are_those_that_this_process_may_use():
     code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from posttrain.lab.experiments.pool import cores; print(cores())"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout == "1\n"
+    code += "from posttrain.control_groups import cores; print(cores())"
+    assert run_code(code).printed == "1\n"
