@@ -167,7 +167,7 @@ $(VENV)/installed: pyproject.toml constraints.txt | $(RUN)
 
 $(VENV)/installed-dev: pyproject.toml constraints.txt | $(RUN)
 	$(INSTALL) -e ".[dev]"
-	@[ -e $(VENV)/installed ] || $(COMPILE)
+	@[ $(VENV)/installed -nt constraints.txt -a $(VENV)/installed -nt pyproject.toml ] || $(COMPILE)
 	@touch $(VENV)/installed $@
 
 $(VENV)/installed-s3: $(VENV)/installed-dev

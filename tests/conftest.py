@@ -41,9 +41,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Restore the handler of Ctrl-C: a shell's background jobs ignore it, and so would every run that a test starts.
-    If several processes will run tests, start the one that they fork others from."""
+    With xdist, start the process that its workers fork others from, which has the environment of this process."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+    os.environ["POSTTRAIN_DISK_PATIENCE"] = "0"
     if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
         serve_workers()
 
@@ -114,7 +115,7 @@ TRIALS = ("cpu", "engines", "gpu", "models")
 
 @pytest.fixture(scope="module", autouse=True)
 def remembered_trials(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Find once for equal models how they are run and decoded, except in the tests of that."""
+    """Try equal models only once, except in the tests of the trials."""
     from tests import trials
 
     with pytest.MonkeyPatch.context() as patch:
@@ -135,7 +136,7 @@ def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def no_patience() -> None:
     """Do not wait for space on a full disk, neither in a test nor in a process that it starts."""
-    os.environ["POSTTRAIN_DISK_PATIENCE"], PATIENCE.seconds = "0", 0.0
+    PATIENCE.seconds = 0.0
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -203,7 +203,11 @@ def _server() -> ForkServerContext:
 
 
 def serve_workers() -> None:
-    """Start one process to fork from, for all processes that run tests: each would import everything once more."""
+    """Start one process to fork from, for all processes that run tests: each would import everything once more.
+
+    Its forks get the environment of their caller, but what a module reads from the environment when it is imported is
+    from here.
+    """
     multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()
     os.environ[_ADDRESS] = forkserver._forkserver._forkserver_address
@@ -219,6 +223,16 @@ class _Shared(forkserver.ForkServer):
 
     def ensure_running(self) -> None:
         resource_tracker.ensure_running()
+
+    def connect_to_new_process(self, fds: Sequence[int]) -> tuple[int, int]:
+        """Fork from an own process if the shared one has died."""
+        try:
+            return super().connect_to_new_process(fds)
+        except (ConnectionRefusedError, FileNotFoundError):
+            own = forkserver.ForkServer()
+            own.set_forkserver_preload(IMPORTED)
+            forkserver.connect_to_new_process = own.connect_to_new_process
+            return own.connect_to_new_process(fds)
 
 
 def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:

@@ -1,7 +1,7 @@
 """Remember the trials that find how a model is run, in tests that are about something else.
 
 Each run loads the tiny model anew and finds by a few short passes how it is run and decoded. These passes take longer
-than a step. A trial depends on the model alone: on its config, its weights, and the code of its modules. Where all of
+than a step. A trial depends on the model alone: on its config, its weights, and the code of its modules. If all of
 these are the same, the result is that of the first trial. The tests of the trials themselves do not use this module.
 """
 
@@ -26,7 +26,7 @@ from posttrain.models.transformers_private import attention_name
 
 _decoding: dict[Hashable, decoding.DecodingPath] = {}
 _forward: dict[Hashable, tuple[str, forward.ForwardPath]] = {}
-"""The name of the body in its model, and the path with the body of the model that was tried."""
+"""The name of the body in its model, and the path without the body."""
 
 
 def remember(patch: pytest.MonkeyPatch) -> None:
@@ -47,7 +47,8 @@ def remember(patch: pytest.MonkeyPatch) -> None:
             return find_forward(lm)
         if of not in _forward:
             path = find_forward(lm)
-            _forward[of] = next(name for name, module in lm.named_modules() if module is path.body), path
+            name = next(name for name, module in lm.named_modules() if module is path.body)
+            _forward[of] = name, replace(path, body=nn.Identity())
             return path
         name, path = _forward[of]
         forward._set_attention(lm, path.implementation)
@@ -58,8 +59,12 @@ def remember(patch: pytest.MonkeyPatch) -> None:
 
 
 def _fingerprint(model: nn.Module, lm: PreTrainedModel, *more: Hashable) -> Hashable | None:
-    """Return everything that a trial depends on; None for a model with hooks, or with modules that have code of their
-    own."""
+    """Return all that differs between the models of these tests; None for a model with hooks, with modules that have a
+    forward of their own, or with tensors that are not plain ones on the CPU.
+
+    It holds no attributes of modules, such as the scaling of adapters, and no functions outside of modules. A folder
+    with tests that patch those belongs into `TRIALS` of conftest.py.
+    """
     modules = dict(model.named_modules())
     numbers: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
     if any(map(is_hooked, modules.values())) or any(_elsewhere(x) for _, x in numbers):

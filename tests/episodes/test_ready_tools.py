@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -81,3 +83,13 @@ def test_a_program_runs_in_the_sandbox():
         python("1 / 0")
     with pytest.raises(RuntimeError, match=r"(PermissionError|FileNotFoundError|OSError)"):
         python("open('/etc/passwd').read()")
+
+
+def test_a_tool_is_described_without_importing_torch():
+    """The process that describes the tools of an environment would start a second later."""
+    code = (
+        "import sys; from posttrain.episodes.tools import calculator, schema_of; "
+        "print(schema_of(calculator, 'calculator')['function']['name'], 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "calculator False\n"

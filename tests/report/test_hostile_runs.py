@@ -57,7 +57,7 @@ def bomb(file: Path) -> None:
 
 
 def one_great_value(file: Path) -> None:
-    text = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), ["x" * 25_000_000])
+    text = pa.DictionaryArray.from_arrays(pa.array([0] * 10_000, pa.int32()), ["x" * 70_000_000])
     parquet.write_table(pa.table({"prompt": text, "completion": text}), file, compression="zstd")
 
 

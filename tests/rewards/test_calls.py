@@ -24,7 +24,7 @@ def outcomes_of(function, *calls, timeout=5.0):
             is_async=Signature.of(function, "f").is_async,
             timeout=timeout,
             emit=found.__setitem__,
-            run=runner.run,
+            runner=runner,
         )
     return [found[number] for number in range(len(calls))]
 

@@ -14,6 +14,7 @@ from tests.tiny import tiny_model
 import posttrain
 from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.rewards import Reward, check_gold, enforce_limit, missing
+from posttrain.rewards.verifiers import BUILTINS
 
 ECHO = """
 import json
@@ -276,6 +277,11 @@ def test_a_hostile_answer_is_not_worked_out_and_the_others_are_scored(score):
     assert scores.parts["math"] == [[0.0, 1.0, 0.0]]
     assert scores.verdicts["math"][0][0].reason == "too_large"
     assert not scores.failures
+
+
+def test_a_pattern_of_a_user_never_runs_in_the_trainer():
+    """`quick` would judge there, and a pattern may search for ever."""
+    assert BUILTINS["regex"].quick is None
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError
@@ -77,9 +76,11 @@ def _folder(place: str, beside: Path | None) -> Path:
 
 def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the JSON schema of a tool. ConfigError if its signature or docstring is incomplete."""
+    from transformers.utils import chat_template_utils  # slow: no trajectory should wait for it
+
     try:
-        with _without_importing_torch() as schemas:
-            return schemas.get_json_schema(function)
+        with _without_importing_torch(chat_template_utils):
+            return chat_template_utils.get_json_schema(function)
     except Exception as error:
         raise ConfigError(
             given=f"the tool {name} cannot be described to the model: {error}",
@@ -89,16 +90,16 @@ def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _without_importing_torch() -> Iterator[ModuleType]:
-    """Yield transformers' module for schemas. It would import torch, which takes a second, to compare type hints with
-    tensors. While this process has not imported torch, no type hint is a tensor."""
-    from transformers.utils import chat_template_utils as schemas  # slow, too: no trajectory should wait for it
-
-    available = schemas.is_torch_available
-    if "torch" not in sys.modules:
-        schemas.is_torch_available = lambda: False
+def _without_importing_torch(schemas: Any) -> Iterator[None]:
+    """Keep transformers' module for schemas from importing torch, which takes a second, to compare type hints with
+    tensors. As long as this process has not imported torch, no type hint is a tensor."""
+    available = getattr(schemas, "is_torch_available", None)
+    if available is None or "torch" in sys.modules:
+        yield
+        return
+    schemas.is_torch_available = lambda: False
     try:
-        yield schemas
+        yield
     finally:
         schemas.is_torch_available = available
 

@@ -1,4 +1,5 @@
-"""Every private name of transformers that this library uses, and nothing else: a new version may break any of them."""
+"""Every private name of transformers that this library uses (but for one name in episodes/tools.py, which imports no
+torch), and nothing else: a new version may break any of them."""
 
 from __future__ import annotations
 

@@ -5,12 +5,13 @@ Worker processes and in-process threads both run this code. They differ only in 
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any, Literal, Protocol
@@ -137,8 +138,6 @@ class Runner(Protocol):
 Emit = Callable[[int, Outcome], None]
 Call = tuple[int, Mapping[str, Any]]
 """Number of a call, and its keyword arguments."""
-Run = Callable[[Coroutine[Any, Any, None]], object]
-"""Runs a coroutine to its end, as `asyncio.Runner.run` does."""
 
 
 def run_calls(
@@ -149,15 +148,15 @@ def run_calls(
     is_async: bool,
     timeout: float,
     emit: Emit,
-    run: Run,
+    runner: asyncio.Runner,
 ) -> None:
-    """Make the calls and pass each outcome to `emit` as soon as it is known. `run` runs coroutines in an event loop.
+    """Make the calls and pass each outcome to `emit` as soon as it is known.
 
     The calls of a plain function are made one after the other, so that the observer knows which call is running. The
     calls of an async function are gathered: they wait together, each for at most `timeout` seconds.
     """
     if is_async:
-        run(_gather(function, calls, settings, timeout, emit))
+        runner.run(_gather(function, calls, settings, timeout, emit))
         return
     for number, arguments in calls:
         emit(number, run_call(function, arguments, settings))
@@ -176,8 +175,6 @@ def run_call(function: Callable[..., Any], arguments: Mapping[str, Any], setting
 async def _gather(
     function: Callable[..., Any], calls: Iterable[Call], settings: Mapping[str, Any], timeout: float, emit: Emit
 ) -> None:
-    import asyncio  # a worker with plain functions would start slower by a third
-
     async def one(number: int, arguments: Mapping[str, Any]) -> None:
         start = time.perf_counter()
         clock = asyncio.timeout(timeout)

@@ -80,7 +80,7 @@ class ThreadRunner:
                     is_async=self._is_async,
                     timeout=timeout,
                     emit=emit,
-                    run=runner.run,
+                    runner=runner,
                 )
 
         thread = threading.Thread(target=work, name=f"reward {self._label}", daemon=True)

@@ -8,6 +8,7 @@ parent, so that the output of user code never mixes with the protocol.
 
 from __future__ import annotations
 
+import asyncio
 import faulthandler
 import os
 import select
@@ -15,20 +16,15 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from posttrain import wire
 from posttrain.descendants import keep_orphans
 from posttrain.errors import PosttrainError
-from posttrain.rewards.calls import Outcome, Run, Signature, run_calls
+from posttrain.rewards.calls import Outcome, Signature, run_calls
 from posttrain.rewards.load import Target, load
-
-if TYPE_CHECKING:
-    import asyncio
 
 
 def main() -> None:
@@ -42,19 +38,9 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     loaded: dict[Target, tuple[Callable[..., Any], Signature]] = {}
-    with ExitStack() as resources:
-
-        @cache
-        def runner() -> asyncio.Runner:  # one event loop for the worker's life, so that open clients stay usable
-            import asyncio  # only if a function is asynchronous
-
-            return resources.enter_context(asyncio.Runner())
-
-        def run(coroutine: Coroutine[Any, Any, None]) -> None:
-            runner().run(coroutine)
-
+    with asyncio.Runner() as runner:  # one event loop for the worker's life, so that open clients stay usable
         for request in _requests(channel):
-            _serve(request, loaded, run, lambda message: channel.sendall(wire.encode(message)))
+            _serve(request, loaded, runner, lambda message: channel.sendall(wire.encode(message)))
 
 
 def _requests(channel: socket.socket) -> Iterator[Any]:
@@ -67,7 +53,7 @@ def _requests(channel: socket.socket) -> Iterator[Any]:
 def _serve(
     request: dict[str, Any],
     loaded: dict[Target, tuple[Callable[..., Any], Signature]],
-    run: Run,
+    runner: asyncio.Runner,
     reply: Callable[[dict[str, Any]], None],
 ) -> None:
     target = Target(**request["target"])
@@ -97,7 +83,7 @@ def _serve(
         is_async=signature.is_async,
         timeout=request["timeout"],
         emit=emit,
-        run=run,
+        runner=runner,
     )
 
 

@@ -40,7 +40,7 @@ def scene() -> Iterator[tuple[Scene, dict[str, Any]]]:
             one.setblocking(False)
         yield Scene(folder, str(secret), server.getsockname()[1], name), found
         found["written"] = sorted(os.listdir(folder))
-        found["left"] = outside_of_folders()
+        found["left"] = posttrain_files()
         found["secret"] = secret.read_text() == SECRET
         found["connected"] = [_accepted(one) for one in (server, local)]
 
@@ -53,14 +53,14 @@ def _accepted(server: socket.socket) -> bool:
     return True
 
 
-def outside_of_folders() -> set[str]:
-    """Return the files that an attack could have written. Those of self-tests come and go with other sandboxes."""
+def posttrain_files() -> set[str]:
+    """Return the files named like those of attacks. Those of self-tests come and go with other tests' sandboxes."""
     found = (path for top in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(top).glob("posttrain-*"))
     return {str(path) for path in found if not path.name.startswith("posttrain-self-test")}
 
 
 def main(kind: str, seconds: str, *names: str) -> None:
-    before = outside_of_folders()
+    before = posttrain_files()
     runner = CodeRunner({"sandbox": kind}, size=4)
     with scene() as (outside, found):
         chosen = [attack for attack in ATTACKS if attack.name in names]

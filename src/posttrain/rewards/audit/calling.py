@@ -33,7 +33,7 @@ class Calling:
             is_async=self.is_async,
             timeout=self.timeout,
             emit=outcomes.__setitem__,
-            run=runner.run,
+            runner=runner,
         )
         return [outcomes[number] for number in range(len(self.calls))]
 
