@@ -89,7 +89,7 @@ def ranked(run: Run, folder: Path) -> dict[str, Any]:
         max_length=128,
         max_dropped=0.0,
         what="held-out pairs",
-    ).pairs
+    ).rows
     found: dict[str, Any] = {}
     for state, loaded in (("baseline", start), ("trained", run.trainer.loaded)):
         forward = policy_forward(run.config, loaded, run.trainer.algorithm)
