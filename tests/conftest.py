@@ -135,7 +135,7 @@ def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_patience() -> None:
-    """Do not wait for space on a full disk, neither in a test nor in a process that it starts."""
+    """Do not wait for space on a full disk. Processes that tests start read that from the environment."""
     PATIENCE.seconds = 0.0
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
@@ -80,12 +80,14 @@ class Command:
     """`posttrain ARGUMENT ...` in a forked process, without a terminal and with its own signals."""
 
     def __init__(self, *arguments: str, cwd: Path) -> None:
-        self._start(_command, str(cwd), dict(os.environ), arguments)
+        self._start(_command, str(cwd), arguments)
 
-    def _start(self, function: Callable[..., None], *given: object) -> None:
+    def _start(
+        self, function: Callable[..., None], *given: object, environment: Mapping[str, str] = os.environ
+    ) -> None:
         self._printed = [tempfile.NamedTemporaryFile("r", suffix=suffix) for suffix in (".stdout", ".stderr")]  # noqa: SIM115
         files = [file.name for file in self._printed]
-        self._process = _server().Process(target=_into_files, args=(files, dict(os.environ), function, given))
+        self._process = _server().Process(target=_into_files, args=(files, dict(environment), function, given))
         self._process.start()
         weakref.finalize(self, self._process.kill)  # ends the process if the test fails before it does
 
@@ -114,7 +116,7 @@ class Module(Command):
     """`python -m MODULE ARGUMENT ...` in a forked process, with the given environment variables."""
 
     def __init__(self, module: str, *arguments: str, environment: dict[str, str]) -> None:
-        self._start(_module, module, environment, arguments)
+        self._start(_module, module, arguments, environment=environment)
 
 
 class Code(Command):
@@ -235,19 +237,15 @@ class _Shared(forkserver.ForkServer):
             return own.connect_to_new_process(fds)
 
 
-def _command(cwd: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:
+def _command(cwd: str, arguments: tuple[str, ...]) -> None:
     from posttrain.cli import main
 
     os.chdir(cwd)
-    os.environ.clear()
-    os.environ.update(environment)
     sys.argv = ["posttrain", *arguments]
     main()
 
 
-def _module(module: str, environment: dict[str, str], arguments: tuple[str, ...]) -> None:
-    os.environ.clear()
-    os.environ.update(environment)
+def _module(module: str, arguments: tuple[str, ...]) -> None:
     sys.argv = [module, *arguments]
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -47,6 +47,8 @@ class Side:
     """Whether completions have other lengths in each step."""
     device: str = "cpu"
     """The device, cpu or cuda, whose memory is reported."""
+    checkout: Path | None = None
+    """The checkout of posttrain that is measured; None: this one."""
 
 
 class SideFailed(RuntimeError):
@@ -65,14 +67,15 @@ class Worker:
         self._scratch = tempfile.TemporaryDirectory(prefix="side-", ignore_cleanup_errors=True)
         self._process = subprocess.Popen(
             [python, "-m", "benchmarks.speed.worker", json.dumps(job)],
-            cwd=ROOT,
+            cwd=side.checkout or ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log.open("w"),
             text=True,
             env=os.environ
             | {"OMP_NUM_THREADS": str(os.cpu_count()), "TOKENIZERS_PARALLELISM": "false"}
-            | {"TMPDIR": self._scratch.name},
+            | {"TMPDIR": self._scratch.name}
+            | ({"PYTHONPATH": f"{side.checkout}/src{os.pathsep}{side.checkout}"} if side.checkout else {}),
         )
         self._late, self._timer = False, threading.Timer(seconds or 0, self._kill)
         if seconds is not None:

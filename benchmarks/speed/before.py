@@ -1,0 +1,43 @@
+"""A GRPO step of another checkout of posttrain beside this one's, in turns, in float32 and bfloat16.
+
+    git worktree add ../before COMMIT
+    python -m benchmarks.speed.before ../before
+    python -m benchmarks.speed.before ../before --model large --rounds 2
+
+The table of docs/speed.md with the columns "replaced in place" and "now" is of commit 1711258d.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+from benchmarks.speed import workload
+from benchmarks.speed.parts import BFLOAT16, FLOAT32
+from benchmarks.speed.rounds import Side, in_turns
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.before", description=__doc__.splitlines()[0])
+    parser.add_argument("checkout", type=Path, metavar="FOLDER", help="the other checkout, with its own benchmarks/")
+    parser.add_argument("--model", default="small", choices=workload.MODELS)
+    parser.add_argument("--rounds", type=int, default=10)
+    options = parser.parse_args()
+    for settings in (FLOAT32, BFLOAT16):
+        sides = [
+            Side(name=name, side="posttrain", task="grpo", settings=settings, checkout=checkout)
+            for name, checkout in (("before", options.checkout.resolve()), ("now", None))
+        ]
+        with tempfile.TemporaryDirectory(prefix="speed-") as scratch:
+            folder = workload.write(Path(scratch), options.model, "short")
+            found = in_turns(sides, folder, rounds=options.rounds)
+        for name, summary in found.items():
+            print(settings["model.precision"], name, summary, flush=True)
+        before, now = (found[name].get("seconds") for name in ("before", "now"))
+        if before and now:
+            print(f"{settings['model.precision']}: {before} s -> {now} s, {1 - before / now:.0%} of the speed lost")
+
+
+if __name__ == "__main__":
+    main()
