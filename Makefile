@@ -4,9 +4,8 @@ SEED ?= 0
 VENV := .venv
 RUN := $(VENV)/bin/python
 FAST := not slow and not gpu and not vllm and not ray
-# One thread each, as they run side by side; with bytecode on file, as they start some hundred processes; and with freed
-# memory up to 128 MB kept, because new pages for each tensor take 2% of the time.
-ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= MALLOC_MMAP_THRESHOLD_=33554432 MALLOC_TRIM_THRESHOLD_=134217728
+# One thread each, as they run side by side; with bytecode on file, as they start some hundred processes.
+ALONE := OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=
 # Bytecode of what runs import, and not of all 17,000 files, which pip would compile one after the other.
 INSTALL := $(RUN) -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 COMPILE := PYTHONDONTWRITEBYTECODE= $(RUN) -c "import posttrain.cli, posttrain.train.api, pandas, datasets, \

@@ -6,7 +6,7 @@
 Each run samples two steps ahead, with two engines (or one server; then every other run is synchronous), evaluates
 during training, and is resumed whenever its trainer was killed. The seed determines the target, the moment and the
 signal: SIGKILL, or SIGSTOP to make an engine hang. Nothing is killed before the first step of a process or while an
-engine starts. Every run must end with exit code 0, or name the engine that it lost or waited for. Each prompt must be
+engine starts. Every run must end with exit code 0, or say which engine is lost or who waited. Each prompt must be
 trained exactly once, and not earlier than `run_ahead` allows. No process may be left, and policy versions may neither
 fall nor come from the future. The first three runs are replayed and must end with the same bits. Further runs get
 Ctrl-C, once or twice, at any moment.
@@ -213,7 +213,7 @@ def look_at(outcome: Outcome, folder: Path, kind: Kind, ahead: int) -> None:
     log = (folder / "log.txt").read_text()
     causes = ("EngineError: the trainer waited", "EngineError: no engine is left")
     if outcome.exit_code == EngineError.exit_code and any(cause in log for cause in causes):
-        outcome.said.append("the run ended, and named the engine")
+        outcome.said.append("the run ended, and said which engine is lost or who waited for whom")
     elif outcome.exit_code:
         outcome.wrong.append(f"exit code {outcome.exit_code}: {log[-800:]}")
     if outcome.exit_code:

@@ -44,7 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     With xdist, start the process that its workers fork others from, which has the environment of this process."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    os.environ["POSTTRAIN_DISK_PATIENCE"] = "0"
+    os.environ["POSTTRAIN_DISK_PATIENCE"], PATIENCE.seconds = "0", 0.0  # no test waits for space on a full disk
     if getattr(config.option, "numprocesses", None) and not config.option.collectonly:
         serve_workers()
 
@@ -109,8 +109,8 @@ def forked_engines() -> Iterator[None]:
         yield
 
 
-TRIALS = ("cpu", "engines", "gpu", "models")
-"""Folders of tests in which every model is tried."""
+TRIED_ANEW = ("cpu", "engines", "gpu", "models", "test_trials.py")
+"""Where every model is tried: folders and files of tests."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,7 +119,7 @@ def remembered_trials(request: pytest.FixtureRequest) -> Iterator[None]:
     from tests import trials
 
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.relative_to(Path(__file__).parent).parts[0] not in TRIALS:
+        if request.path.relative_to(Path(__file__).parent).parts[0] not in TRIED_ANEW:
             trials.remember(patch)
         yield
 
@@ -131,12 +131,6 @@ def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     from posttrain.train.fleet import Fleet
 
     monkeypatch.setattr(Fleet, "start", EngineProcess)
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_patience() -> None:
-    """Do not wait for space on a full disk. Processes that tests start read that from the environment."""
-    PATIENCE.seconds = 0.0
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -231,6 +232,7 @@ class _Shared(forkserver.ForkServer):
         try:
             return super().connect_to_new_process(fds)
         except (ConnectionRefusedError, FileNotFoundError):
+            warnings.warn("the process that all tests fork from has died; this one starts its own", stacklevel=2)
             own = forkserver.ForkServer()
             own.set_forkserver_preload(IMPORTED)
             forkserver.connect_to_new_process = own.connect_to_new_process

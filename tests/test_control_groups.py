@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.processes import run_code
 
 from posttrain.control_groups import cores, memory_left
 from posttrain.models.load import hold_to_quota
@@ -69,6 +70,11 @@ def test_controllers_that_are_mounted_together_are_found(tmp_path, monkeypatch):
     own = tmp_path / "own"
     own.write_text("4:cpu,cpuacct:/job\n")
     assert cores(tmp_path, own) == 2
+
+
+def test_the_cores_are_those_that_this_process_may_use():
+    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
+    assert run_code(code + "from posttrain.control_groups import cores; print(cores())").printed == "1\n"
 
 
 def test_without_control_groups_the_cores_are_those_that_a_process_may_run_on(tmp_path, monkeypatch):

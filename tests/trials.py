@@ -63,7 +63,7 @@ def _fingerprint(model: nn.Module, lm: PreTrainedModel, *more: Hashable) -> Hash
     forward of their own, or with tensors that are not plain ones on the CPU.
 
     It holds no attributes of modules, such as the scaling of adapters, and no functions outside of modules. A folder
-    with tests that patch those belongs into `TRIALS` of conftest.py.
+    with tests that patch those belongs in `TRIED_ANEW` of conftest.py.
     """
     modules = dict(model.named_modules())
     numbers: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]

@@ -88,7 +88,8 @@ class PublishError(GuardStop):
 
 
 class EngineError(GuardStop):
-    """The sampling engines are gone and cannot be replaced. The message names the engine and the cause."""
+    """The sampling engines are gone and cannot be replaced. The message says which engine is lost and why,
+    or which side waited for the other."""
 
 
 class RankLost(PosttrainError):

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import pytest
+from tests.data.samples import shared_file
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from posttrain.data.prompts import Renderer
 from posttrain.episodes.bridge import Bridge
-
-TOKENIZERS = Path(__file__).parents[3] / "shared" / "data" / "tokenizers"
 
 
 class Family(NamedTuple):
@@ -283,9 +280,7 @@ def _of_all_families() -> PreTrainedTokenizerBase:
 
 
 def _published(name: str) -> PreTrainedTokenizerBase:
-    if not (TOKENIZERS / name).is_dir():
-        pytest.skip(f"needs ../shared/data/tokenizers/{name}, which is not here")
-    return AutoTokenizer.from_pretrained(TOKENIZERS / name)
+    return AutoTokenizer.from_pretrained(shared_file(f"tokenizers/{name}"))  # its own: all families add tokens to it
 
 
 def eos_of(name: str) -> int:

@@ -10,6 +10,7 @@ from types import ModuleType
 import pyarrow.parquet as parquet
 import pytest
 import yaml
+from tests.data.samples import shared_file
 from transformers import AutoTokenizer
 
 import posttrain
@@ -99,8 +100,7 @@ def test_the_model_that_corrects_itself_is_shown_what_a_run_writes():
 def test_the_real_model_is_shown_games_as_a_run_writes_them():
     """The games use its own chat template, and have no text after the last guess."""
     start = module("start", "guess_a_number_minimind2")
-    if not start.REAL_MODEL.is_dir():
-        pytest.skip("needs ../shared/data/models/minimind2-small, which is not here")
+    shared_file("models/minimind2-small")
     words = AutoTokenizer.from_pretrained(start.REAL_MODEL)
     bridge = Bridge.of(Renderer(tokenizer=words, chat=True), {words.eos_token_id}, roles=["user"])
     first, second = (words(guess + words.eos_token, add_special_tokens=False).input_ids for guess in "35")

@@ -88,7 +88,7 @@ def test_a_program_runs_in_the_sandbox():
 def test_a_tool_is_described_without_importing_torch():
     """The process that describes the tools of an environment would start a second later."""
     code = (
-        "import sys; from posttrain.episodes.tools import calculator, schema_of; "
+        "import sys, posttrain.episodes.host; from posttrain.episodes.tools import calculator, schema_of; "
         "print(schema_of(calculator, 'calculator')['function']['name'], 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

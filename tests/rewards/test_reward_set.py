@@ -14,7 +14,6 @@ from tests.tiny import tiny_model
 import posttrain
 from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.rewards import Reward, check_gold, enforce_limit, missing
-from posttrain.rewards.verifiers import BUILTINS
 
 ECHO = """
 import json
@@ -279,12 +278,6 @@ def test_a_hostile_answer_is_not_worked_out_and_the_others_are_scored(score):
     assert not scores.failures
 
 
-def test_a_pattern_of_a_user_never_runs_in_the_trainer():
-    """`quick` would judge there, and a pattern may search for ever."""
-    assert BUILTINS["regex"].quick is None
-
-
-@pytest.mark.slow
 def test_a_catastrophic_pattern_is_killed(score):
     scores = score(["a" * 60, "ab"], Reward(name="regex", settings={"pattern": "(a+)+b"}, timeout=IN_TIME))
     assert scores.parts["regex"] == [[None, 1.0]]

@@ -90,18 +90,18 @@ def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def _without_importing_torch(schemas: Any) -> Iterator[None]:
+def _without_importing_torch(module: Any) -> Iterator[None]:
     """Keep transformers' module for schemas from importing torch, which takes a second, to compare type hints with
     tensors. As long as this process has not imported torch, no type hint is a tensor."""
-    available = getattr(schemas, "is_torch_available", None)
+    available = getattr(module, "is_torch_available", None)
     if available is None or "torch" in sys.modules:
         yield
         return
-    schemas.is_torch_available = lambda: False
+    module.is_torch_available = lambda: False
     try:
         yield
     finally:
-        schemas.is_torch_available = available
+        module.is_torch_available = available
 
 
 def require_tools_in_prompt(renderer: Renderer, schemas: Sequence[Mapping[str, Any]]) -> None:

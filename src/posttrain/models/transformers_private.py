@@ -1,5 +1,7 @@
-"""Every private name of transformers that this library uses (but for one name in episodes/tools.py, which imports no
-torch), and nothing else: a new version may break any of them."""
+"""Every private name of transformers that this library uses, and nothing else: a new version may break any of them.
+
+The exception is in episodes/tools.py, which must not import torch.
+"""
 
 from __future__ import annotations
 

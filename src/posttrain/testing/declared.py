@@ -19,8 +19,9 @@ from posttrain.testing.invariances import Tried, require
 from posttrain.testing.steps import raw_step
 from posttrain.types import Experience
 
-MORE = (0.01, 0.25, 3, 6)
-"""Values that are tried for each setting, in addition to the values that explanations try to find its needs."""
+MORE = (0.01, 0.25, 6)
+"""Values that are tried for each setting, in addition to the values that explanations try to find its needs. For a
+whole number, its neighbours are tried, too."""
 
 
 def settings_are_a_frozen_record(algorithm: Algorithm) -> None:
@@ -73,10 +74,17 @@ def every_setting_changes_something(algorithm: Algorithm) -> None:
     if cls.open_composition:  # whether a setting is read depends on several others together
         return
     start = {name: vars(algorithm)[attribute] for name, attribute in attributes(cls).items()}
-    values = {name: [*tried, *(MORE if tried else ())] for name, tried in values_to_try(cls).items()}
+    values = {name: _with_more(tried, start[name]) for name, tried in values_to_try(cls).items()}
     before = _learnt(algorithm)
     dead = [name for name in start if _is_dead(cls, start, name, values, before)]
     require(not dead, f"no value changes anything for {', '.join(dead)}")
+
+
+def _with_more(tried: list[Any], value: Any) -> list[Any]:
+    """Return more values to try for a setting that has this value, if any value can be guessed."""
+    if not tried:
+        return []
+    return [*tried, *MORE, *((value - 1, value + 1) if type(value) is int else ())]
 
 
 def _is_dead(cls: type[Algorithm], start: dict[str, Any], name: str, values: dict[str, list[Any]], before: Any) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.processes import run_code
 
 from posttrain.control_groups import cores
 from posttrain.lab.experiments import pool
@@ -124,9 +123,3 @@ def test_cores_are_shared_out_unless_somebody_said_otherwise(monkeypatch: pytest
     monkeypatch.setenv("OMP_NUM_THREADS", "3,1")
     assert share_of_processor(2) == {}
     assert threads_of({}) == 3
-
-
-def test_the_cores_are_those_that_this_process_may_use():
-    code = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\n"
-    code += "from posttrain.control_groups import cores; print(cores())"
-    assert run_code(code).printed == "1\n"

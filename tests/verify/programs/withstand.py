@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -40,7 +41,7 @@ def scene() -> Iterator[tuple[Scene, dict[str, Any]]]:
             one.setblocking(False)
         yield Scene(folder, str(secret), server.getsockname()[1], name), found
         found["written"] = sorted(os.listdir(folder))
-        found["left"] = posttrain_files()
+        found["left"] = left_by_attacks()
         found["secret"] = secret.read_text() == SECRET
         found["connected"] = [_accepted(one) for one in (server, local)]
 
@@ -53,14 +54,15 @@ def _accepted(server: socket.socket) -> bool:
     return True
 
 
-def posttrain_files() -> set[str]:
-    """Return the files named like those of attacks. Those of self-tests come and go with other tests' sandboxes."""
-    found = (path for top in ("/tmp", "/dev/shm", "/var/tmp") for path in Path(top).glob("posttrain-*"))
-    return {str(path) for path in found if not path.name.startswith("posttrain-self-test")}
+def left_by_attacks() -> set[str]:
+    """Return the files with the names that the attacks of attacks.yaml use, outside of the sandbox."""
+    folders = ("/tmp", "/dev/shm", "/var/tmp", "/run", "/dev/mqueue")
+    names = itertools.product(folders, ("posttrain-probe", "posttrain-link"))
+    return {path for top, name in names if os.path.lexists(path := f"{top}/{name}")}
 
 
 def main(kind: str, seconds: str, *names: str) -> None:
-    before = posttrain_files()
+    before = left_by_attacks()
     runner = CodeRunner({"sandbox": kind}, size=4)
     with scene() as (outside, found):
         chosen = [attack for attack in ATTACKS if attack.name in names]

@@ -73,7 +73,7 @@ def test_killed_and_started_again_it_keeps_what_was_done_and_counts_what_failed(
     assert (first / "events.jsonl").read_bytes() == kept
     assert "resume" in [event["kind"] for event in read_run(second).events]
     first_line, *lines = told.decode().splitlines()
-    assert first_line == "5 runs, of 3 arms with 2 seeds each"
+    assert first_line == "5 of 6 runs are left: 3 arms with 2 seeds each"
     assert [line.split(":")[0] for line in lines] == [f"{n} of 6" for n in range(2, 7)]
 
     budget = ARMS["budget"]["tokens"]

@@ -74,7 +74,8 @@ def carry_out(design: Design, folder: Path, *, workers: int, tell: Tell) -> None
 
     by_steps = design.budget.unit == "steps"
     took = planned_time(design.resolved(arm, seed).config for arm, seed, _ in waiting) if by_steps else ""
-    tell(f"{len(waiting)} runs, of {len(design.arms)} arms with {len(design.seeds)} seeds each{took}")
+    left = f"{len(waiting)} runs" if len(waiting) == len(places) else f"{len(waiting)} of {len(places)} runs are left"
+    tell(f"{left}: {len(design.arms)} arms with {len(design.seeds)} seeds each{took}")
     environment = share_of_processor(workers)
     tasks = (
         RunTask(design=design, arm=arm, seed=seed, folder=run, environment=environment, ended_as=ended_as)
