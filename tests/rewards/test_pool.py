@@ -133,7 +133,7 @@ def test_twenty_timeouts_leak_nothing(hostile, children):
         assert [outcome.kind for outcome in pool.run([job])[0]] == ["timeout"] * 20
         assert len(children()) <= 2
     assert children() == []
-    assert psutil.Process().num_fds() == files
+    assert psutil.Process().num_fds() <= files  # fewer: an earlier test's files were still open before
 
 
 def test_closing_ends_all_workers_and_the_pool_can_be_used_again(hostile, children):
