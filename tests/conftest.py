@@ -20,7 +20,6 @@ from tests.catalogue import examples
 from tests.processes import ForkedEngine, serve_workers
 
 from posttrain.files import PATIENCE
-from posttrain.importing import uncollected
 
 hypothesis.settings.register_profile(
     "reproducible",
@@ -52,13 +51,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Keep imported and collected objects out of garbage collection, now and later: none of them becomes garbage."""
-    with uncollected():
+    gc.disable()
+    try:
         if "PYTEST_XDIST_WORKER" in os.environ:
             import_a_share(session.config)
-        collected = yield
-    gc.freeze()
-    gc.set_threshold(*LESS_OFTEN)
-    return collected
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.set_threshold(*LESS_OFTEN)
+        gc.enable()
 
 
 def import_a_share(config: pytest.Config) -> None:

@@ -13,10 +13,13 @@ from tests.gpu.scenarios import HONEST, QUICK, READ_IN_THE_LOOP, THOROUGH
 from tests.tiny import tiny_model, tiny_tokenizer
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-pytestmark = pytest.mark.skipif(
-    shutil.which("g++") is None or torch.version.cuda is not None,
-    reason="the stand-in is compiled, and takes the place of CUDA in a build of PyTorch that has none",
-)
+pytestmark = [
+    pytest.mark.slow,  # compiling the stand-in takes longer than training on it
+    pytest.mark.skipif(
+        shutil.which("g++") is None or torch.version.cuda is not None,
+        reason="the stand-in is compiled, and takes the place of CUDA in a build of PyTorch that has none",
+    ),
+]
 
 GRADIENT_NORM = "a number is read in train.optimizer.clip_gradients"
 METRICS = "a copy to the host in train.metrics.read"
@@ -63,7 +66,6 @@ def accounts(folder: Path) -> dict[str, Any]:
 # --- the stand-in finds faults ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_a_number_that_is_read_in_the_loop_is_found_once_per_micro_batch(folder):
     honest, found = run(folder, READ_IN_THE_LOOP).values()
     more = {place: n for place, n in found["waits"].items() if n != honest["waits"].get(place)}
@@ -97,7 +99,6 @@ def test_the_host_waits_for_the_gpu_at_the_end_of_an_update_alone(name, accounts
     assert_it_waits_where_it_is_known_to(name, accounts[name])
 
 
-@pytest.mark.slow
 def test_so_it_does_with_every_kind_of_model_and_loss(folder):
     accounts = run(folder, THOROUGH)
     for name, account in accounts.items():
@@ -133,7 +134,6 @@ def test_what_is_copied_to_the_host_is_numbers_and_of_tokens_one_each(accounts):
     assert accounts["grpo"]["copies"]["to host"] < 8 * (100 + 8 * 32)
 
 
-@pytest.mark.slow
 def test_the_page_has_the_numbers_that_are_counted(tmp_path):
     page = Path(__file__).parents[2] / "docs" / "gpu.md"
     assert page_of(counted(tmp_path)) in page.read_text(), "python -m tests.gpu.count_training"
