@@ -1,8 +1,11 @@
-"""A GRPO step of another checkout of posttrain beside this one's, in turns, in float32 and bfloat16.
+"""A GRPO step of another checkout of posttrain beside this one's and TRL's, in turns, in float32 and bfloat16.
 
     git worktree add ../before COMMIT
     python -m benchmarks.speed.before ../before
     python -m benchmarks.speed.before ../before --model large --rounds 2
+
+TRL takes part if POSTTRAIN_BENCH_TRL names a virtual environment that has it: at the same precision, and with its
+fastest settings. A step of the large model takes TRL a minute or more, so it is measured once.
 
 The table of docs/speed.md with the columns "replaced in place" and "now" is of commit 1711258d.
 """
@@ -10,11 +13,12 @@ The table of docs/speed.md with the columns "replaced in place" and "now" is of 
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 
 from benchmarks.speed import workload
-from benchmarks.speed.parts import BFLOAT16, FLOAT32
+from benchmarks.speed.parts import BFLOAT16, FLOAT32, SLOW, TRL_BEST, TRL_FLOAT32
 from benchmarks.speed.rounds import Side, in_turns
 
 
@@ -24,11 +28,14 @@ def main() -> None:
     parser.add_argument("--model", default="small", choices=workload.MODELS)
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
-    for settings in (FLOAT32, BFLOAT16):
+    rounds = 1 if options.model in SLOW else None
+    for settings, theirs in ((FLOAT32, TRL_FLOAT32), (BFLOAT16, TRL_BEST)):
         sides = [
             Side(name=name, side="posttrain", task="grpo", settings=settings, checkout=checkout)
             for name, checkout in (("before", options.checkout.resolve()), ("now", None))
         ]
+        if "POSTTRAIN_BENCH_TRL" in os.environ:
+            sides.append(Side(name="TRL", side="trl", task="grpo", settings=theirs, rounds=rounds))
         with tempfile.TemporaryDirectory(prefix="speed-") as scratch:
             folder = workload.write(Path(scratch), options.model, "short")
             found = in_turns(sides, folder, rounds=options.rounds)
