@@ -409,3 +409,13 @@ def test_one_place_names_the_local_sampler():
     processes = {"engines/continuous.py", "engines/worker.py"}  # engines that are local samplers, in other processes
     turns = {"engines/row_stream.py"}  # rows that join and leave
     assert naming == {"engines/__init__.py", "engines/local.py", "train/sharded_sampler.py"} | processes | turns
+
+
+def test_tensors_are_compared_by_their_bits():
+    """A zero of the other sign and one changed bit differ; equal numbers that are not numbers do not."""
+    held = {"a": torch.tensor([0.0, float("nan")]), "b": torch.arange(4, dtype=torch.bfloat16).view(2, 2).T}
+    receipt = Receipt(version=1, tensors=held)
+    assert check_receipt(receipt, {"a": held["a"].clone(), "b": held["b"].float()}.items()) == 2
+    for changed in (torch.tensor([-0.0, float("nan")]), torch.tensor([1e-45, float("nan")]), torch.zeros(3)):
+        with pytest.raises(PublishError, match="a differs between the trained model and the sampler"):
+            check_receipt(receipt, {"a": changed, "b": held["b"]}.items())

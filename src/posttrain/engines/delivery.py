@@ -1,9 +1,9 @@
 """Delivery of weights to a sampler, and the proof that it decodes with the trained ones. If it fails, the run stops.
 
 1. **Version**: the sampler reports the version that was delivered.
-2. **Content**: its receipt has a digest of each tensor that it decodes with. Every parameter and buffer of the trained
-   model, cast to the sampler's precision, must have the same digest. So a stale copy is found however small the
-   learning rate was, wherever the sampler runs.
+2. **Content**: its receipt has each tensor that it decodes with, or its digest if the sampler runs elsewhere. Every
+   parameter and buffer of the trained model, cast to the sampler's precision, must equal it bit by bit. So a stale copy
+   is found however small the learning rate was.
 3. **Path**: a sampler in this process also checks which memory decoding reads (reads.py): the compared tensors are
    those in use, and not others that are kept next to them.
 4. **Probe**: the trainer's forward pass and the sampler's decoding give a fixed text the same log-probabilities, within
@@ -37,6 +37,7 @@ from posttrain.models.modes import evaluating
 from posttrain.models.transformers_private import router_kinds
 from posttrain.types import Max, Mean, Metrics, Min
 
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TOLERANCES = {torch.float64: 1e-3, torch.float32: 1e-3, torch.float16: 0.5, torch.bfloat16: 3.0}
 
 
@@ -167,8 +168,13 @@ def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, wh
     names, differing = set[str](), list[str]()
     for name, tensor in trained:
         names.add(name)
-        held = receipt.digests.get(name)
-        if name not in receipt.in_place and held is not None and digest(tensor, held.dtype) != held:
+        if name in receipt.tensors:
+            same = _same_bits(tensor, receipt.tensors[name])
+        elif name in receipt.digests:
+            same = digest(tensor, receipt.digests[name].dtype) == receipt.digests[name]
+        else:
+            same = True  # its name is compared below
+        if not same:
             differing.append(name)
     check_names(names, receipt.names if whole else names & receipt.names)
     if differing:
@@ -179,6 +185,17 @@ def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, wh
             fix="The sampler decodes with stale or incomplete weights: deliver has to load every tensor.",
         )
     return len(names)
+
+
+@torch.no_grad()
+def _same_bits(trained: Tensor, held: Tensor) -> bool:
+    """Whether the sampler's tensor has the content of the trained one, cast to its precision."""
+    ours, theirs = (dense(tensor.detach()) for tensor in (trained, held))
+    ours = ours.to(theirs.device, theirs.dtype)
+    if ours.shape != theirs.shape:
+        return False
+    bits = _BITS[theirs.element_size()]  # as whole numbers, because NaN does not equal itself
+    return torch.equal(ours.view(bits), theirs.view(bits))
 
 
 @torch.no_grad()

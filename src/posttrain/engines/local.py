@@ -31,7 +31,7 @@ from transformers import PreTrainedTokenizerBase
 from posttrain.engines.call import Call
 from posttrain.engines.decoding import base_model
 from posttrain.engines.decoding_path import decode_by, decoding_path
-from posttrain.engines.delivery import chosen_experts, digest
+from posttrain.engines.delivery import chosen_experts
 from posttrain.engines.engine import Choose, Draw, Engine, Request, Row, Score
 from posttrain.engines.reads import Reads, check_reads
 from posttrain.engines.sampler import Receipt, SamplingSettings, check_length, rows_together
@@ -46,6 +46,7 @@ from posttrain.engines.weights import (
     write_tensors,
 )
 from posttrain.errors import ConfigError, ModelError, NonFiniteError, PublishError
+from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
 from posttrain.models.context import context_window, window_reason
 from posttrain.models.modes import evaluating
@@ -113,8 +114,10 @@ class LocalSampler:
                 pack_in_place(loaded.model, compute.dtype)
             decode_by(loaded.model, path)
             return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, compute=compute)
-        copied = {"shared": weights != "copied", "packed": packed and weights == "copied"}
-        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, dtype=dtype, compute=compute, **copied)
+        copies = weights == "copied"
+        packed = packed and copies and not acceleration().lays_out(loaded.model, compute)
+        model, ids = loaded.model, loaded.eos_ids
+        return cls(model, loaded.tokenizer, ids, shared=not copies, dtype=dtype, packed=packed, compute=compute)
 
     @property
     def context_length(self) -> int | None:
@@ -253,12 +256,12 @@ class LocalSampler:
         return self.receipt()
 
     def receipt(self, in_place: Mapping[str, Tensor] = MappingProxyType({})) -> Receipt:
-        """Return the receipt for the tensors that decoding reads now. Given tensors that it reads itself need no
-        digest."""
+        """Return the receipt for the tensors that decoding reads now. Given tensors that it reads itself are not
+        compared."""
         held = dict(named_tensors(self.model))
         shared = {name for name, tensor in held.items() if tensor is in_place.get(name)}
-        digests = {name: digest(tensor) for name, tensor in held.items() if name not in shared}
-        return Receipt(version=self.version, digests=digests, in_place=shared)
+        own = {name: tensor for name, tensor in held.items() if name not in shared}
+        return Receipt(version=self.version, tensors=own, in_place=shared)
 
     def held(self) -> Iterator[tuple[str, Tensor]]:
         """See `Sampler`."""
