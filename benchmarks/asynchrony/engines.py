@@ -24,7 +24,7 @@ from torch import Tensor
 
 from posttrain.config import SamplingConfig
 from posttrain.engines.continuous import ContinuousSampler
-from posttrain.engines.delivery import DeliveryProof
+from posttrain.engines.delivery import DeliveryProof, digests_of
 from posttrain.engines.local import LocalSampler
 from posttrain.engines.port import Answer, GivenBack, Piece, Ready, RowName, Task, WeightsLoaded
 from posttrain.engines.process import EngineProcess, EngineSetup
@@ -219,10 +219,10 @@ class InlineEngine:
         if self.published is None:
             self.published = Published(self.files, self.held, write=False)
         receipt = self.rows.load(self.published.read(self.numbers[version]), version)
-        proof = self.proof
+        digests, proof = digests_of(receipt), self.proof
         probe = self.rows.sampler.probe(proof.prompt_ids, proof.completion_ids, temperature=proof.temperature)
         seconds = time.perf_counter() - started
-        self._say(WeightsLoaded(version=receipt.version, digests=receipt.digests, probe=probe, seconds=seconds))
+        self._say(WeightsLoaded(version=receipt.version, digests=digests, probe=probe, seconds=seconds))
 
     def answers(self) -> list[Answer]:
         with suppress(BlockingIOError):

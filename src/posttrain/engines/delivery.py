@@ -207,6 +207,11 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
     return Digest(plain.dtype, content.hexdigest())
 
 
+def digests_of(receipt: Receipt) -> dict[str, Digest]:
+    """Return what an engine sends of its receipt to a trainer in another process."""
+    return {**receipt.digests, **{name: digest(tensor) for name, tensor in receipt.tensors.items()}}
+
+
 def _tensors_as_in(policy: nn.Module, receipt: Receipt) -> Iterator[tuple[str, Tensor]]:
     """Return the policy's tensors under the sampler's names: with adapters if it has them, else merged."""
     adapted = tensor_names(policy)

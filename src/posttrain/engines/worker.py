@@ -23,7 +23,7 @@ from posttrain import wire
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.config.sections import LoRAConfig
 from posttrain.engines.continuous import ContinuousSampler
-from posttrain.engines.delivery import digest
+from posttrain.engines.delivery import digests_of
 from posttrain.engines.local import LocalSampler
 from posttrain.engines.port import Piece, Task
 from posttrain.engines.published import Published
@@ -138,14 +138,15 @@ class Worker:
         if self.published is None:
             self.published = Published(self.files, self.held, write=False)
         receipt = self.rows.load(self.published.read(number), version)
-        digests = {name: digest(tensor) for name, tensor in receipt.tensors.items()}
         sampler = self.rows.sampler
         scores = sampler.probe(probe["prompt_ids"], probe["completion_ids"], temperature=probe["temperature"])
         self.say(
             {
                 "loaded": {
                     "version": receipt.version,
-                    "digests": {name: (str(d.dtype).removeprefix("torch."), d.sha256) for name, d in digests.items()},
+                    "digests": {
+                        name: (str(d.dtype).removeprefix("torch."), d.sha256) for name, d in digests_of(receipt).items()
+                    },
                     "probe": scores,
                     "seconds": time.perf_counter() - started,
                 }
