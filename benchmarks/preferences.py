@@ -116,7 +116,7 @@ otherwise.
 - *Implicit* is the same accuracy by the log-ratio to the model before training.
 - *Chosen* and *rejected* show the mean change of the summed log-probability, in nats per answer. If it is negative for
   the chosen answers, too, the loss has separated the two by making both less likely.
-- *Seconds* are wall-clock time. While `mpo` ran, the machine was busy with other work.
+- *Seconds* are wall-clock time.
 """
 COLUMNS = ("algorithm", "before", "after", "implicit", "margin, nats", "chosen", "rejected", "seconds")
 

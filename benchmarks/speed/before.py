@@ -21,6 +21,8 @@ from benchmarks.speed import workload
 from benchmarks.speed.parts import BFLOAT16, FLOAT32, SLOW, TRL_BEST, TRL_FLOAT32
 from benchmarks.speed.rounds import Side, in_turns
 
+WITHOUT_RECOMPUTATION = {"gradient_checkpointing": False}
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.speed.before", description=__doc__.splitlines()[0])
@@ -29,7 +31,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=10)
     options = parser.parse_args()
     rounds = 1 if options.model in SLOW else None
-    for settings, theirs in ((FLOAT32, TRL_FLOAT32), (BFLOAT16, TRL_BEST)):
+    for settings, theirs in ((FLOAT32, TRL_FLOAT32 | WITHOUT_RECOMPUTATION), (BFLOAT16, TRL_BEST)):
         sides = [
             Side(name=name, side="posttrain", task="grpo", settings=settings, checkout=checkout)
             for name, checkout in (("before", options.checkout.resolve()), ("now", None))

@@ -9,8 +9,6 @@ from hypothesis import strategies as st
 from tests.engines.policies import (
     CONFIGS,
     EOS,
-    VOCAB,
-    Settings,
     lora_model,
     random_prompts,
     tiny_model,
@@ -20,19 +18,15 @@ from tests.engines.policies import (
 from tests.engines.test_weights import outputs
 from torch import nn
 
-from posttrain.cpu import choice, onednn
-from posttrain.cpu.kernels import LANES, kernels
+from posttrain.cpu import onednn
 from posttrain.cpu.onednn import PackedLinear, pack_linears
 from posttrain.engines import DeliveryProof, LocalSampler
 from posttrain.engines.delivery import deliver, tolerance_for
 from posttrain.engines.weights import copy_weights, dense, merged_tensors, named_tensors, plain_copy
 from posttrain.errors import ModelError, PublishError
-from posttrain.models.compute import Compute
-from posttrain.models.load import LoadedModel
 
 pytestmark = pytest.mark.skipif(not onednn.available(), reason="PyTorch is built without oneDNN here")
 
-needs_kernels = pytest.mark.skipif(kernels() is None, reason="no kernels were compiled")
 PROMPTS = random_prompts((9, 40, 1, 6))
 MULTIPLIES_ITSELF = "mamba, state space"
 """A model whose blocks multiply by the weight of a linear layer without calling the layer."""
@@ -221,37 +215,3 @@ def test_a_packed_head_beside_the_tied_embedding_is_found_when_it_stayed_behind(
     sampler.model.lm_head.weight = stale  # type: ignore[union-attr]
     with pytest.raises(PublishError, match=r"^lm_head\.weight differs"):
         check(policy, sampler, version=2)
-
-
-# ---------------------------------------------------------------- copies that need no packing
-
-
-def computing(compute: Compute, *, vocabulary: int = VOCAB) -> LoadedModel:
-    policy = tiny_model(head_dim=32)
-    policy.resize_token_embeddings(vocabulary, mean_resizing=False)
-    tokenizer, cpu = tiny_tokenizer(), torch.device("cpu")
-    return LoadedModel(
-        model=policy, tokenizer=tokenizer, eos_ids=frozenset([EOS]), pad_id=0, context_length=96, device=cpu,
-        compute=compute,
-    )  # fmt: skip
-
-
-@needs_kernels
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_a_copy_is_not_packed_if_kernels_multiply_by_all_of_its_layers(dtype, monkeypatch):
-    """Each call gives all weights the layout of the kernels. Packed before, they give the same bits."""
-    loaded = computing(Compute(dtype=dtype, sampler="packed", kernels="compiled"))
-    plain = LocalSampler.of(loaded, "copied")
-    assert bool(packed_layers(plain.model)) != kernels().can_multiply(dtype, 2, LANES)  # type: ignore[union-attr]
-    monkeypatch.setattr(choice, "multiplies_by_kernels", lambda model: False)
-    packed = LocalSampler.of(loaded, "copied")
-    assert packed_layers(packed.model)
-    drawn = [sampler.generate(PROMPTS, Settings(), group_size=2, seed=0) for sampler in (plain, packed)]
-    assert drawn[0] == drawn[1]
-
-
-@needs_kernels
-@pytest.mark.parametrize(("kernels", "vocabulary"), [("torch", VOCAB), ("compiled", VOCAB - 1)])
-def test_a_copy_is_packed_if_a_layer_is_multiplied_in_another_way(kernels, vocabulary):
-    loaded = computing(Compute(sampler="packed", kernels=kernels), vocabulary=vocabulary)
-    assert packed_layers(LocalSampler.of(loaded, "copied").model)

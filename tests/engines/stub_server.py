@@ -210,8 +210,9 @@ class StubServer:
         body = json.loads(text) if text else {}
         self.calls.append(name)
         answer, leaving = getattr(self, f"on_{name}")(body, request), set(self.running)
-        while name == "pause" and leaving & self.running:  # vLLM answers when these requests have ended
-            await asyncio.sleep(0.001)
+        async with asyncio.timeout(60):
+            while name == "pause" and leaving & self.running:  # vLLM answers when these requests have ended
+                await asyncio.sleep(0.001)
         return answer if isinstance(answer, JSONResponse) else JSONResponse(answer or {})
 
     def on_weight_info(self, body: Any, request: Request) -> Any:

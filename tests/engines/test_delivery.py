@@ -419,3 +419,12 @@ def test_tensors_are_compared_by_their_bits():
     for changed in (torch.tensor([-0.0, float("nan")]), torch.tensor([1e-45, float("nan")]), torch.zeros(3)):
         with pytest.raises(PublishError, match="a differs between the trained model and the sampler"):
             check_receipt(receipt, {"a": changed, "b": held["b"]}.items())
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_tensors_are_compared_as_well(dtype):
+    ours = torch.tensor([1 + 2j, 3 - 4j], dtype=dtype)
+    receipt = Receipt(version=1, tensors={"a": ours.conj()})
+    assert check_receipt(receipt, {"a": torch.tensor([1 - 2j, 3 + 4j], dtype=dtype)}.items()) == 1
+    with pytest.raises(PublishError, match="a differs"):
+        check_receipt(receipt, {"a": ours}.items())

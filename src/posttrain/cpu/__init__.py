@@ -19,14 +19,14 @@ from contextlib import contextmanager, nullcontext
 from torch import Tensor
 
 from posttrain.cpu import kernels, onednn
-from posttrain.cpu.choice import choose, lays_out
+from posttrain.cpu.choice import choose
 from posttrain.cpu.onednn import pack_linears as pack
 from posttrain.cpu.plain_trial import decoder
 from posttrain.cpu.segment_attention import grid_attention, row_attention
 from posttrain.models.acceleration import Draw
 from posttrain.models.compute import Compute
 
-__all__ = ["choose", "decoder", "draw", "grid_attention", "lays_out", "pack", "row_attention", "training"]
+__all__ = ["choose", "decoder", "draw", "grid_attention", "pack", "row_attention", "training"]
 
 
 @contextmanager

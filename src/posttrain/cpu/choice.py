@@ -127,17 +127,6 @@ def multiplies_by_kernels(model: nn.Module) -> bool:
         return decoding_path(model).decoder is not None
 
 
-def lays_out(model: nn.Module, compute: Compute) -> bool:
-    """See `Acceleration`."""
-    made = kernels.chosen(compute)
-    linears = [module for module in model.modules() if type(module) is nn.Linear]
-    return (
-        made is not None
-        and all(made.can_multiply(compute.dtype, linear.in_features, linear.out_features) for linear in linears)
-        and multiplies_by_kernels(model)
-    )
-
-
 def with_kernels(chosen: Compute) -> Compute:
     """The choice with decoding by compiled kernels. If there are none, its `why` gives the reason."""
     reason = kernels.why_none()

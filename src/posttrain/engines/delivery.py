@@ -1,9 +1,9 @@
 """Delivery of weights to a sampler, and the proof that it decodes with the trained ones. If it fails, the run stops.
 
 1. **Version**: the sampler reports the version that was delivered.
-2. **Content**: its receipt has each tensor that it decodes with, or its digest if the sampler runs elsewhere. Every
-   parameter and buffer of the trained model, cast to the sampler's precision, must equal it bit by bit. So a stale copy
-   is found however small the learning rate was.
+2. **Content**: its receipt has each tensor that it decodes with. Every parameter and buffer of the trained model, cast
+   to the sampler's precision, must equal it bit by bit. An engine in another process sends digests of its tensors,
+   which must be those of the trained ones. So a stale copy is found however small the learning rate was.
 3. **Path**: a sampler in this process also checks which memory decoding reads (reads.py): the compared tensors are
    those in use, and not others that are kept next to them.
 4. **Probe**: the trainer's forward pass and the sampler's decoding give a fixed text the same log-probabilities, within
@@ -168,13 +168,8 @@ def check_receipt(receipt: Receipt, trained: Iterable[tuple[str, Tensor]], *, wh
     names, differing = set[str](), list[str]()
     for name, tensor in trained:
         names.add(name)
-        if name in receipt.tensors:
-            same = _same_bits(tensor, receipt.tensors[name])
-        elif name in receipt.digests:
-            same = digest(tensor, receipt.digests[name].dtype) == receipt.digests[name]
-        else:
-            same = True  # its name is compared below
-        if not same:
+        held = receipt.tensors.get(name)
+        if name not in receipt.in_place and held is not None and not _same_bits(tensor, held):
             differing.append(name)
     check_names(names, receipt.names if whole else names & receipt.names)
     if differing:
@@ -194,6 +189,8 @@ def _same_bits(trained: Tensor, held: Tensor) -> bool:
     ours = ours.to(theirs.device, theirs.dtype)
     if ours.shape != theirs.shape:
         return False
+    if theirs.is_complex():
+        ours, theirs = (torch.view_as_real(tensor.resolve_conj()) for tensor in (ours, theirs))
     bits = _BITS[theirs.element_size()]  # as whole numbers, because NaN does not equal itself
     return torch.equal(ours.view(bits), theirs.view(bits))
 
@@ -209,7 +206,7 @@ def digest(tensor: Tensor, dtype: torch.dtype | None = None) -> Digest:
 
 def digests_of(receipt: Receipt) -> dict[str, Digest]:
     """Return what an engine sends of its receipt to a trainer in another process."""
-    return {**receipt.digests, **{name: digest(tensor) for name, tensor in receipt.tensors.items()}}
+    return {name: digest(tensor) for name, tensor in receipt.tensors.items()}
 
 
 def _tensors_as_in(policy: nn.Module, receipt: Receipt) -> Iterator[tuple[str, Tensor]]:

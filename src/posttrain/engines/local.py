@@ -46,7 +46,6 @@ from posttrain.engines.weights import (
     write_tensors,
 )
 from posttrain.errors import ConfigError, ModelError, NonFiniteError, PublishError
-from posttrain.models.acceleration import acceleration
 from posttrain.models.compute import PLAIN, Compute
 from posttrain.models.context import context_window, window_reason
 from posttrain.models.modes import evaluating
@@ -114,10 +113,8 @@ class LocalSampler:
                 pack_in_place(loaded.model, compute.dtype)
             decode_by(loaded.model, path)
             return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, shared=True, compute=compute)
-        copies = weights == "copied"
-        packed = packed and copies and not acceleration().lays_out(loaded.model, compute)
-        model, ids = loaded.model, loaded.eos_ids
-        return cls(model, loaded.tokenizer, ids, shared=not copies, dtype=dtype, packed=packed, compute=compute)
+        copied = {"shared": weights != "copied", "packed": packed and weights == "copied"}
+        return cls(loaded.model, loaded.tokenizer, loaded.eos_ids, dtype=dtype, compute=compute, **copied)
 
     @property
     def context_length(self) -> int | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 import torch
@@ -52,16 +52,14 @@ class Receipt:
     """The weights that a sampler really decodes with; `delivery.py` compares them with the trained ones."""
 
     version: int
-    tensors: Mapping[str, Tensor] = field(default_factory=dict)
-    """The tensors themselves, of a sampler in this process that holds its own. They are compared bit by bit."""
-    digests: Mapping[str, Digest] = field(default_factory=dict)
-    """The digests of tensors that a sampler holds in another process."""
+    tensors: Mapping[str, Tensor]
+    """All tensors that it holds in its own memory."""
     in_place: Set[str] = frozenset()
     """Names of tensors that it reads from the memory of the given ones, so that there is nothing to compare."""
 
     @property
     def names(self) -> Set[str]:
-        return self.tensors.keys() | self.digests.keys() | self.in_place
+        return self.tensors.keys() | self.in_place
 
 
 class Window(Protocol):

@@ -59,10 +59,6 @@ class Acceleration(Protocol):
         """Return a function that samples tokens without truncation."""
         ...
 
-    def lays_out(self, model: nn.Module, compute: Compute) -> bool:
-        """Return whether each call of the sampler gives the weights a layout of its own, whatever layout they have."""
-        ...
-
     def pack(self, model: nn.Module) -> None:
         """Give the weights of a model that only decodes a faster layout. Raises ModelError, with the model unchanged,
         if that is impossible.
@@ -94,9 +90,6 @@ class Plain:
 
     def draw(self, compute: Compute, logits_nV: Tensor) -> None:
         return None
-
-    def lays_out(self, model: nn.Module, compute: Compute) -> bool:
-        return False
 
     def pack(self, model: nn.Module) -> None:
         return None
