@@ -7,7 +7,7 @@
 TRL takes part if POSTTRAIN_BENCH_TRL names a virtual environment that has it: at the same precision, and with its
 fastest settings. A step of the large model takes TRL a minute or more, so it is measured once.
 
-The table of docs/speed.md with the columns "replaced in place" and "now" is of commit 1711258d.
+The column "replaced in place" of docs/speed.md is commit 1711258d.
 """
 
 from __future__ import annotations

@@ -239,6 +239,16 @@ def test_a_missing_file_suggests_its_neighbour(tmp_path):
         load_config(tmp_path / "elsewhere" / "run.yaml")
 
 
+def test_a_model_in_place_of_a_config_is_told_where_a_model_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tiny:sort", "Qwen/Qwen3-0.6B"):
+        with pytest.raises(ConfigError, match=f"{name} does not exist.*\n  Name a .yaml, .yml or .toml file"):
+            load_config(name)
+    write(tmp_path, YAML, "gsm8k.yaml")
+    with pytest.raises(ConfigError, match=r"Did you mean gsm8k.yaml\?"):
+        load_config("gsm8k")
+
+
 def test_a_run_folder_suggests_its_config(tmp_path):
     with pytest.raises(ConfigError, match="is a folder"):
         load_config(tmp_path)

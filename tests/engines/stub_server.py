@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import inspect
 import json
 import math
 import threading
@@ -209,10 +210,9 @@ class StubServer:
         name, text = request.url.path.strip("/"), await request.body()
         body = json.loads(text) if text else {}
         self.calls.append(name)
-        answer, leaving = getattr(self, f"on_{name}")(body, request), set(self.running)
-        async with asyncio.timeout(60):
-            while name == "pause" and leaving & self.running:  # vLLM answers when these requests have ended
-                await asyncio.sleep(0.001)
+        answer = getattr(self, f"on_{name}")(body, request)
+        if inspect.isawaitable(answer):
+            answer = await answer
         return answer if isinstance(answer, JSONResponse) else JSONResponse(answer or {})
 
     def on_weight_info(self, body: Any, request: Request) -> Any:
@@ -221,13 +221,16 @@ class StubServer:
     def on_init_weight_transfer_engine(self, body: Any, request: Request) -> Any:
         return None
 
-    def on_pause(self, body: Any, request: Request) -> Any:
+    async def on_pause(self, body: Any, request: Request) -> Any:
+        """Answer when the requests that are aborted have ended, as vLLM does."""
         assert request.query_params["mode"] == "abort"
-        self.paused = True
-        self.aborted |= self.running
+        self.paused, leaving = True, set(self.running)
+        self.aborted |= leaving
+        async with asyncio.timeout(60):
+            while leaving & self.running:
+                await asyncio.sleep(0.001)
         if request.query_params["clear_cache"] == "true":
             self.read.clear()
-        return None
 
     def on_resume(self, body: Any, request: Request) -> Any:
         self.paused = False

@@ -189,9 +189,9 @@ class KeepsItsPrefixCache(StubServer):
     def logits(self, ids, asked):
         return super().logits(ids, asked | {"cache_salt": ""})
 
-    def on_pause(self, body, request):
+    async def on_pause(self, body, request):
         read = dict(self.read)
-        super().on_pause(body, request)
+        await super().on_pause(body, request)
         self.read = read
 
 

@@ -85,7 +85,7 @@ def kill_and_compare(folder: Path, name: str, algorithm: str, *, kills: int, ste
         killed += drive(verb, target, phase, count, dice.uniform(0, 0.03)) == -signal.SIGKILL
     assert killed == kills, "a kill came too late to hit its phase"
     checkpoints = (folder / f"{name}-killed" / "checkpoints").glob("step-*/manifest.json")
-    assert max(path.parent.name for path in checkpoints) > "step-000000", "moments of the optimizer are restored"
+    assert any(path.parent.name > "step-000000" for path in checkpoints), "the last resume begins before any update"
     drive("resume", folder / f"{name}-killed", run=run_anew)
     assert weights(folder / f"{name}-killed", steps) == weights(folder / f"{name}-whole", steps)
     assert records(folder / f"{name}-killed") == records(folder / f"{name}-whole")

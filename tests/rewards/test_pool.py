@@ -142,7 +142,6 @@ def test_twenty_timeouts_leak_nothing(hostile, children):
         job = Job(target=Target(path=path, name=name), calls=[{"completion": "hang"}] * 20, timeout=0.02)
         assert [outcome.kind for outcome in pool.run([job])[0]] == ["timeout"] * 20
         assert len(children()) <= 2
-        assert open_files() - before, "the workers are reached through sockets or pipes"
     assert children() == []
     assert open_files() <= before, "files that an earlier test left may be closed meanwhile"
 

@@ -204,7 +204,7 @@ def _read_text(path: Path) -> str:
             allowed="a .yaml, .yml or .toml file",
             fix=f"Did you mean {inside}?" if inside.exists() else "Name a file.",
         )
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in SUFFIXES and os.path.exists(path):
         raise ConfigError(given=f"{path} ends in {path.suffix!r}", allowed=", ".join(SUFFIXES), fix="Rename the file.")
     try:
         status = path.stat()
@@ -220,6 +220,8 @@ def _read_text(path: Path) -> str:
         near = [p.name for p in path.parent.glob("*") if p.suffix in SUFFIXES] if path.parent.is_dir() else []
         close = difflib.get_close_matches(path.name, sorted(near), n=1)
         fix = f"Did you mean {path.parent / close[0]}?" if close else f"Relative paths start at {Path.cwd()}."
+        if not close and path.suffix not in SUFFIXES:
+            fix = "Name a .yaml, .yml or .toml file, which also names the model. `posttrain init` writes one."
         raise ConfigError(given=f"{path} does not exist", allowed="an existing file", fix=fix) from None
     except UnicodeDecodeError as error:
         given = f"{path} is not UTF-8 text: byte {error.start} cannot be read"

@@ -190,7 +190,7 @@ def _same_bits(trained: Tensor, held: Tensor) -> bool:
     if ours.shape != theirs.shape:
         return False
     if theirs.is_complex():
-        ours, theirs = (torch.view_as_real(tensor.resolve_conj()) for tensor in (ours, theirs))
+        ours, theirs = (torch.view_as_real(tensor.resolve_conj().resolve_neg()) for tensor in (ours, theirs))
     bits = _BITS[theirs.element_size()]  # as whole numbers, because NaN does not equal itself
     return torch.equal(ours.view(bits), theirs.view(bits))
 

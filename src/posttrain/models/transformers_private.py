@@ -1,6 +1,6 @@
-"""Every private name of transformers that this library uses, and nothing else: a new version may break any of them.
+"""The private names of transformers that this library uses: a new version may break any of them.
 
-The exception is in episodes/tools.py, which must not import torch.
+One more is in episodes/tools.py, which must not import torch.
 """
 
 from __future__ import annotations

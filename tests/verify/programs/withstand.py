@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import socket
@@ -55,14 +54,13 @@ def _accepted(server: socket.socket) -> bool:
 
 
 def left_by_attacks() -> set[str]:
-    """Return the files with the names that the attacks of attacks.yaml use, outside of the sandbox."""
+    """Return the files that attacks of attacks.yaml have left outside of the sandbox, now or in an earlier test."""
     folders = ("/tmp", "/dev/shm", "/var/tmp", "/run", "/dev/mqueue")
-    names = itertools.product(folders, ("posttrain-probe", "posttrain-link"))
-    return {path for top, name in names if os.path.lexists(path := f"{top}/{name}")}
+    names = [f"{top}/{name}" for top in folders for name in ("posttrain-probe", "posttrain-link")]
+    return {path for path in [*names, "/tmp/reward.txt", "/logs/verifier/reward.txt"] if os.path.lexists(path)}
 
 
 def main(kind: str, seconds: str, *names: str) -> None:
-    before = left_by_attacks()
     runner = CodeRunner({"sandbox": kind}, size=4)
     with scene() as (outside, found):
         chosen = [attack for attack in ATTACKS if attack.name in names]
@@ -70,7 +68,7 @@ def main(kind: str, seconds: str, *names: str) -> None:
         calls = [{"completion": fenced(attack.source(outside)), **tests} for attack, tests in attacks]
         outcomes = runner.run(calls, {"wall": float(seconds), "cpu": float(seconds)}, 10.0)
     runner.close()
-    found["left"] = sorted(found["left"] - before)
+    found["left"] = sorted(found["left"])
     found["verdicts"] = [
         [attack.name, outcome.kind, outcome.value, outcome.verdict or {}, outcome.seconds]
         for (attack, _), outcome in zip(attacks, outcomes, strict=True)
