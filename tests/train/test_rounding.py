@@ -134,10 +134,11 @@ def test_a_weight_of_a_bfloat16_checkpoint_that_moves_less_than_half_the_spacing
 
 @pytest.fixture
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A processor on which bfloat16 measures as the fastest precision, whatever this processor is."""
+    """A processor on which bfloat16 measures as the fastest precision, whatever this processor is. oneDNN gains nothing
+    there, because on this processor its float32 products may not be float32."""
     if not onednn.available():
         pytest.skip("nothing is measured here: PyTorch is built without oneDNN")
-    training = {"plain": 8.0, "onednn": 4.0, "bfloat16": 2.0}
+    training = {"plain": 8.0, "onednn": 8.0, "bfloat16": 2.0}
     ways = [choice.Decoder(dtype, packed) for dtype in (torch.float32, torch.bfloat16) for packed in (False, True)]
     decoding = dict(zip(ways, (8.0, 4.0, 3.0, 1.0), strict=True))
     measured = choice.Measured(training=training, decoding=decoding, inexact={"onednn": 1.5, "packed": 1.2})
