@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,6 +24,8 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
+from torch.nn import Module
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from posttrain.engines.delivery import digest
@@ -41,6 +44,22 @@ def json_of(logprob: float) -> float | None:
     return None if math.isnan(logprob) else max(logprob, -9999.0)
 
 
+@dataclass
+class Pending:
+    """A row that waits for the logits of its next token."""
+
+    ids: list[int]
+    model: Module
+    logits: asyncio.Future[torch.Tensor]
+
+
+@torch.no_grad()
+def logits_after(rows: list[list[int]], model: Module) -> torch.Tensor:
+    """The logits after the last token of each row, `[B, V]`. Rows are padded on the right, where nothing reads them."""
+    ids_BT = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    return model(ids_BT, use_cache=False).logits[range(len(rows)), [len(row) - 1 for row in rows]].float()
+
+
 class StubServer:
     """A server for one model; it reads weights from the trainer's memory, as the real extension does."""
 
@@ -48,6 +67,8 @@ class StubServer:
     """The facts that differ from the right ones."""
     together = True
     """Whether requests share a connection."""
+    alone = False
+    """Whether each row is decoded by itself. In a batch, the others change the rounding of its log-probabilities."""
 
     def __init__(self, folder: Path) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -62,6 +83,7 @@ class StubServer:
         self.sleeps = set[str]()
         self.aborted = set[str]()
         self.running = set[str]()
+        self.pending: list[Pending] = []
         self.calls: list[str] = []
         self.loads = 0
 
@@ -125,11 +147,28 @@ class StubServer:
 
     # --- tokens ------------------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
-    def logits(self, ids: list[int], asked: dict[str, Any]) -> torch.Tensor:
-        """Logits by the weights that have read the prompt, if it is in the cache; otherwise by the present weights."""
-        reader = self.read.setdefault((asked["cache_salt"], tuple(asked["token_ids"])), self.loads)
-        return self.models[reader](torch.tensor([ids])).logits[0, -1].float()
+    def weights(self, asked: dict[str, Any]) -> Module:
+        """The model that has read the prompt, if it is in the cache; otherwise the present one."""
+        return self.models[self.read.setdefault((asked["cache_salt"], tuple(asked["token_ids"])), self.loads)]
+
+    async def logits(self, ids: list[int], model: Module) -> torch.Tensor:
+        """The logits after the last token of a row, computed together with the other rows that wait for theirs."""
+        if self.alone:
+            await asyncio.sleep(0)
+            return logits_after([ids], model)[0]
+        loop = asyncio.get_running_loop()
+        if not self.pending:
+            loop.call_soon(self.step)  # runs after the rows that are ready now, so that it computes them all
+        row = Pending(list(ids), model, loop.create_future())
+        self.pending.append(row)
+        return await row.logits
+
+    def step(self) -> None:
+        pending, self.pending = [row for row in self.pending if not row.logits.done()], []
+        for model in {row.model for row in pending}:
+            rows = [row for row in pending if row.model is model]
+            for row, logits in zip(rows, logits_after([row.ids for row in rows], model), strict=True):
+                row.logits.set_result(logits)
 
     def scaled(self, logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:
         return (logits / (sampling["temperature"] or 1.0)).log_softmax(-1)
@@ -160,10 +199,10 @@ class StubServer:
                 if name in self.aborted:
                     reason = "abort"
                     break
-                logprobs = self.scaled(self.logits(ids, asked), sampling)
+                versions.append(self.version)
+                logprobs = self.scaled(await self.logits(ids, self.weights(asked)), sampling)
                 token = self.draw(logprobs, sampling, generator)
                 ids.append(token)
-                versions.append(self.version)
                 more = [
                     {"token_id": t, "logprob": json_of(float(logprobs[t]))}
                     for t in sampling.get("logprob_token_ids", ())
@@ -176,7 +215,6 @@ class StubServer:
                 elif len(told) == CHUNK:
                     yield self.choice(told)
                     told = []
-                await asyncio.sleep(0)
             yield self.choice(told) | {"finish_reason": reason, "weight_versions": self.spans(versions)}
         finally:
             self.running.discard(name)

@@ -100,10 +100,8 @@ class DecodesWithOldWeights(Liar):
     def twisted(self, asked):
         return asked | {"old": True}
 
-    def logits(self, ids, asked):
-        if not asked.get("old"):
-            return super().logits(ids, asked)
-        return torch.no_grad()(self.models[self.loads - 1])(torch.tensor([ids])).logits[0, -1].float()
+    def weights(self, asked):
+        return self.models[self.loads - 1] if asked.get("old") else super().weights(asked)
 
 
 class KeepsRowsInItsCache(Liar):
@@ -112,11 +110,9 @@ class KeepsRowsInItsCache(Liar):
     def twisted(self, asked):
         return asked
 
-    def logits(self, ids, asked):
-        logits = super().logits(ids, asked)
-        if self.lies and asked["cache_salt"] == self.version and not self.proving:
-            logits = torch.no_grad()(self.models[1])(torch.tensor([ids])).logits[0, -1].float()
-        return logits
+    def weights(self, asked):
+        model = super().weights(asked)
+        return self.models[1] if self.lies and asked["cache_salt"] == self.version and not self.proving else model
 
     proving = True
     """Whether the probe of a publication is due or running; it comes before the publication's first row."""
@@ -153,13 +149,10 @@ class SwapsWeightsBehindItsBack(Liar):
 
 class InBfloat16(Liar):
     def twisted(self, asked):
-        return asked | {"rounded": True}
+        return asked | {"by": copy.deepcopy(self.model).bfloat16()}
 
-    def logits(self, ids, asked):
-        if not asked.get("rounded"):
-            return super().logits(ids, asked)
-        rounded = copy.deepcopy(self.model).bfloat16()
-        return torch.no_grad()(rounded)(torch.tensor([ids])).logits[0, -1].float()
+    def weights(self, asked):
+        return asked.get("by") or super().weights(asked)
 
 
 LIES = {

@@ -59,7 +59,13 @@ def trained(place, shares, server, name, **changes):
         return pt.train(config(place, name, url, **changes))
 
 
-class Watched(StubServer):
+class Alone(StubServer):
+    """Gives every row the same bits whenever it comes."""
+
+    alone = True
+
+
+class Watched(Alone):
     """Records the memory that it holds whenever the trainer computes a step."""
 
     def __init__(self, folder):
@@ -86,7 +92,7 @@ def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, sha
     order = ["sleep", "wake_up", "start_weight_update", "update_weights", "finish_weight_update", "wake_up"]
     assert [name for name in between if name in order] == order, "the cache is mapped after the weights arrived"
     shares(None)
-    with StubServer(place / "model").serving() as url:
+    with Alone(place / "model").serving() as url:
         awake = pt.train(config(place, "awake", url, evaluation=evaluation))
     assert [step["loss"] for step in awake.metrics] == [step["loss"] for step in run.metrics]
     assert [row["completion_ids"] for row in rows_of(awake.folder)] == [

@@ -98,11 +98,14 @@ def test_a_run_samples_and_evaluates_with_a_server(place, model):
 
 
 def test_a_server_that_was_started_without_our_route_answers_by_its_own(place):
-    class Plain(StubServer):
+    class Alone(StubServer):
+        alone = True
+
+    class Plain(Alone):
         together = False
 
     rows = []
-    for kind in (Plain, StubServer):
+    for kind in (Plain, Alone):
         with kind(place / "model").serving() as url:
             run = pt.train(config(place, kind.__name__, url), **{"train.steps": 2})
         rows.append([(row["completion_ids"], row["versions"]) for row in rows_of(run.folder)])
@@ -186,8 +189,8 @@ class MissedTiedHead(StubServer):
 class KeepsItsPrefixCache(StubServer):
     """Reuses the prefix cache of older weights, even after it was told to clear it."""
 
-    def logits(self, ids, asked):
-        return super().logits(ids, asked | {"cache_salt": ""})
+    def weights(self, asked):
+        return super().weights(asked | {"cache_salt": ""})
 
     async def on_pause(self, body, request):
         read = dict(self.read)
