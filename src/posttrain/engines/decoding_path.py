@@ -11,9 +11,10 @@ model's own forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
@@ -131,9 +132,10 @@ def _find_path(model: nn.Module, dtype: torch.dtype | None) -> DecodingPath:
     if {"position_ids", "past_key_values"} <= set(accepted_arguments(causal_lm)):
         path = DecodingPath(implementation=_slots(causal_lm))
         with _exact(model, dtype):
-            obstacle = _try(model, path)
+            alone = cache(lambda: _alone(model))
+            obstacle = _try(model, path, alone)
             if obstacle is None:
-                return _accelerated(model, path)
+                return _accelerated(model, path, alone)
     return DecodingPath(
         implementation=None,
         note=f"{type(causal_lm).__name__} decodes padded rows that begin and end together, which is slower than "
@@ -161,13 +163,14 @@ def _by_the_kernel(model: nn.Module, path: DecodingPath, dtype: torch.dtype | No
     kernel = DecodingPath(implementation=varlen_attention.NAME)
     with torch.no_grad(), precision_of(model, dtype)():
         try:
-            off_kernel = _largest_error(model, kernel)
+            alone = _alone(model)
+            off_kernel = _largest_error(model, kernel, alone)
         except Exception:  # a width or a mask that the kernel refuses
             return path
-        return kernel if off_kernel <= 3 * _largest_error(model, path) + _ROUNDING else path
+        return kernel if off_kernel <= 3 * _largest_error(model, path, alone) + _ROUNDING else path
 
 
-def _accelerated(model: nn.Module, path: DecodingPath) -> DecodingPath:
+def _accelerated(model: nn.Module, path: DecodingPath, alone: Callable[[], list[Tensor]]) -> DecodingPath:
     """Return the path with an acceleration's decoder if that gives the same logits, else unchanged. Soft caps and
     other extras need the model's own code. Only on a CPU: elsewhere it would wait for host lists at each change of
     rows."""
@@ -178,11 +181,11 @@ def _accelerated(model: nn.Module, path: DecodingPath) -> DecodingPath:
     except Exception:  # any peculiarity of an architecture; it is already known to run in slots
         return path
     faster = replace(path, decoder=decoder)
-    return faster if _try(model, faster) is None else path
+    return faster if _try(model, faster, alone) is None else path
 
 
-def _try(model: nn.Module, path: DecodingPath) -> str | None:
-    """Return None if rows get the same logits together as alone, else the reason why not."""
+def _try(model: nn.Module, path: DecodingPath, alone: Callable[[], list[Tensor]]) -> str | None:
+    """Return None if rows get the same logits together as by `alone`, else the reason why not."""
     causal_lm = base_model(model)
     if not can_set_attention(causal_lm):
         return "its attention cannot be replaced"
@@ -190,13 +193,13 @@ def _try(model: nn.Module, path: DecodingPath) -> str | None:
         found = _decode_probe(model, path)
     except Exception as error:  # any failure of an architecture on unfamiliar inputs: there is another way
         return f"{type(error).__name__}: {error}"
-    same = all(_same(a, b) for a, b in zip(found, _alone(model), strict=True))
+    same = all(_same(a, b) for a, b in zip(found, alone(), strict=True))
     return None if same else "a row changes when other rows are decoded with it"
 
 
-def _largest_error(model: nn.Module, path: DecodingPath) -> float:
+def _largest_error(model: nn.Module, path: DecodingPath, alone: Sequence[Tensor]) -> float:
     """Return the largest error of the rows together, relative to the largest value of each row alone."""
-    pairs = zip(_decode_probe(model, path), _alone(model), strict=True)
+    pairs = zip(_decode_probe(model, path), alone, strict=True)
     return torch.stack([(a - b).abs().max() / b.abs().max() for a, b in pairs]).max().item()
 
 
