@@ -110,8 +110,14 @@ def forked_engines() -> Iterator[None]:
         yield
 
 
-TRIED_ANEW = ("cpu", "engines", "gpu", "models", "test_trials.py")
-"""Where every model is tried: folders and files of tests."""
+TRIED_ANEW = (
+    *("cpu", "models", "test_trials.py"),
+    *("engines/test_delivery.py", "engines/test_engine.py", "engines/test_reads.py"),
+    *("engines/test_second_device.py", "engines/test_standing_alone.py"),
+    *("gpu/test_offloading.py", "gpu/test_training_path.py", "gpu/test_varlen.py"),
+)
+"""Where every model is tried: folders and files of tests that are about the trials, that replace kernels or devices, or
+that watch which tensors are read."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,7 +126,7 @@ def remembered_trials(request: pytest.FixtureRequest) -> Iterator[None]:
     from tests import trials
 
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.relative_to(Path(__file__).parent).parts[0] not in TRIED_ANEW:
+        if not any(map(request.path.relative_to(Path(__file__).parent).is_relative_to, TRIED_ANEW)):
             trials.remember(patch)
         yield
 

@@ -62,8 +62,8 @@ def _fingerprint(model: nn.Module, lm: PreTrainedModel, *more: Hashable) -> Hash
     """Return all that differs between the models of these tests; None for a model with hooks, with modules that have a
     forward of their own, or with tensors that are not plain ones on the CPU.
 
-    It holds no attributes of modules, such as the scaling of adapters, and no functions outside of modules. A folder
-    with tests that patch those belongs in `TRIED_ANEW` of conftest.py.
+    It holds no attributes of modules, such as the scaling of adapters, and no functions outside of modules. It also
+    reads every tensor. Files of tests that patch the former or watch the latter belong in `TRIED_ANEW` of conftest.py.
     """
     modules = dict(model.named_modules())
     numbers: list[tuple[str, Tensor]] = [*model.named_parameters(), *model.named_buffers()]
