@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.house import nodes_of, tree_of
 from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
 
@@ -125,7 +125,8 @@ def test_a_sample_of_the_accepted_answers_is_checked_and_on_file(gamed):
 
 
 def test_no_more_answers_are_checked_than_asked_for(folder):
-    run = posttrain.train(config_of(folder, "sample", check_sample=3) | {"seed": 0})
+    run = posttrain.train(config_of(folder, "sample", check_sample=3) | {"seed": 0}, **{"train.steps": 2})
+    assert max(record["check/accepted"] for record in run.metrics) > 3
     assert max(record["check/checked"] for record in run.metrics) == 3
 
 
@@ -165,7 +166,7 @@ def test_a_check_that_fails_is_told_once_and_neither_agrees_nor_rejects(folder):
 
 
 def test_watching_can_be_switched_off(folder):
-    run = posttrain.train(config_of(folder, "off", enabled=False))
+    run = posttrain.train(config_of(folder, "off", enabled=False), **{"train.steps": FIRES_AT})
     assert not events_of(run.folder)
     assert not [name for record in run.metrics for name in record if name.startswith(("check/", "alarms/", "text/"))]
 
@@ -277,7 +278,7 @@ def test_nothing_that_trains_names_the_check():
     holders, readers = set(), set()
     for path in SOURCE.rglob("*.py"):
         name = path.relative_to(SOURCE).as_posix()
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(tree_of(path)):
             called = getattr(node, "id", None) or getattr(node, "attr", None) or getattr(node, "name", None)
             holders |= {name} if called == "IndependentCheck" else set()
             readers |= {name} if called in ("in_evaluations", "_judges") and name != "watch/check.py" else set()

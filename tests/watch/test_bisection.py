@@ -10,6 +10,7 @@ import pytest
 import torch
 from tests.catalogue import few
 from tests.tiny import tiny_model
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM
 
 from posttrain.engines.sampling import truncate
@@ -33,19 +34,23 @@ def model(tmp_path_factory):
 @torch.no_grad()
 def drawn(model, *, temperature=1.0, reported=None, read=lambda ids: ids, count=12, length=12, **truncation):
     """Rows that a model has drawn, with the log-probabilities that it reports at the temperature `reported`."""
-    dice, rows = torch.Generator().manual_seed(0), []
-    for number in range(count):
-        prompt = tuple(torch.randint(3, 40, (4 + number % 3,), generator=dice).tolist())
-        ids, logprobs = [], []
-        for _ in range(length):
-            logits = model(torch.tensor([(*read(prompt), *ids)])).logits[:, -1].float()
-            kept = truncate(logits / temperature, **({"top_k": 0, "top_p": 1.0, "min_p": 0.0} | truncation))
-            token = int(torch.multinomial(kept.softmax(-1), 1, generator=dice))
-            said = kept.log_softmax(-1) if reported is None else (logits / reported).log_softmax(-1)
-            ids.append(token)
-            logprobs.append(float(said[0, token]))
-        rows.append(Row(prompt_ids=prompt, ids=tuple(ids), logprobs=tuple(logprobs), places=tuple(range(length))))
-    return rows
+    dice = torch.Generator().manual_seed(0)
+    prompts = [tuple(torch.randint(3, 40, (4 + n % 3,), generator=dice).tolist()) for n in range(count)]
+    ids, logprobs = ([[] for _ in prompts] for _ in range(2))
+    for _ in range(length):
+        read_now = [torch.tensor([*read(prompt), *drawn]) for prompt, drawn in zip(prompts, ids, strict=True)]
+        last = [len(row) - 1 for row in read_now]
+        logits = model(pad_sequence(read_now, batch_first=True)).logits[range(count), last].float()
+        kept = truncate(logits / temperature, **({"top_k": 0, "top_p": 1.0, "min_p": 0.0} | truncation))
+        tokens = torch.multinomial(kept.softmax(-1), 1, generator=dice)
+        said = kept.log_softmax(-1) if reported is None else (logits / reported).log_softmax(-1)
+        for n, (token, logprob) in enumerate(zip(tokens.tolist(), said.gather(1, tokens).tolist(), strict=True)):
+            ids[n] += token
+            logprobs[n] += logprob
+    return [
+        Row(prompt_ids=prompt, ids=tuple(drawn), logprobs=tuple(numbers), places=tuple(range(length)))
+        for prompt, drawn, numbers in zip(prompts, ids, logprobs, strict=True)
+    ]
 
 
 def trainer(model, *, temperature=1.0, earlier=()):
