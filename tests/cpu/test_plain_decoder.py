@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -36,6 +37,7 @@ from posttrain.engines import decoding_path as module
 from posttrain.engines.decoding_path import DecodingPath, decoding_path
 from posttrain.engines.delivery import deliver
 from posttrain.engines.engine import Arrival
+from posttrain.engines.slots import Slots
 from posttrain.errors import PublishError
 from posttrain.models.compute import Compute
 from posttrain.types import Completion
@@ -355,6 +357,16 @@ def test_a_bfloat16_copy_is_decoded_as_the_exact_model_would_be(packed, monkeypa
     sampler = sampler_of(tiny_model(), shared=False, packed=packed, dtype=torch.bfloat16)
     assert decoding_path(sampler.model).decoder is not None
     assert decoding_path(tiny_model().bfloat16()).decoder is None
+
+
+@pytest.mark.parametrize(
+    ("rows", "expected"),
+    [(Slots, DecodingPath(implementation=None)), (GroupRows, DecodingPath(implementation="slots_sdpa"))],
+)
+def test_rows_that_give_something_else_than_each_row_alone_are_not_decoded_by(rows, expected, monkeypatch):
+    step = rows.step
+    monkeypatch.setattr(rows, "step", lambda self, *given: step(self, *given).flip(-1))
+    assert replace(decoding_path(tiny_model()), note="") == expected
 
 
 class _Counting(nn.Module):
