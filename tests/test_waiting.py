@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.processes import run_code
 
 SAYS = "import os; print(os.environ.get('OMP_WAIT_POLICY'), os.environ.get('GOMP_SPINCOUNT'))"
 
@@ -26,9 +27,23 @@ def policy(code: str, **settings: str) -> str:
         ("import posttrain", {}, "None 30000"),
         ("import posttrain", {"OMP_WAIT_POLICY": "active"}, "active None"),
         ("import posttrain", {"GOMP_SPINCOUNT": "100"}, "None 100"),
-        ("import torch, posttrain", {}, "None None"),
     ],
-    ids=["by default", "the user's policy", "the user's number of turns", "torch was there before"],
+    ids=["by default", "the user's policy", "the user's number of turns"],
 )
 def test_threads_soon_sleep_unless_the_user_says_otherwise(code, settings, expected):
     assert policy(code, **settings) == expected
+
+
+def test_nothing_changes_if_torch_was_there_before():
+    """The process is forked from one that has imported torch, and imports posttrain anew."""
+    code = f"""
+import os, sys, torch
+for name in [name for name in sys.modules if name.partition(".")[0] == "posttrain"]:
+    del sys.modules[name]
+for name in [name for name in os.environ if name.startswith(("OMP_WAIT", "GOMP_", "KMP_"))]:
+    del os.environ[name]
+import posttrain
+{SAYS}
+"""
+    ended = run_code(code)
+    assert (ended.exit_code, ended.printed) == (0, "None None\n"), ended.errors

@@ -155,6 +155,7 @@ def ascent(
     logprobs = [world.logprobs_CT(world.weights) for world in worlds]
     ref_logprobs = [world.logprobs_CT(world.ref_weights) for world in worlds]
     sampling = ref_logprobs if off_policy else [x.detach() for x in logprobs]
+    values, others, masks = values_of(worlds), [w.others_C for w in worlds], [w.mask_CT for w in worlds]
     owners = [p for p in range(len(worlds)) for _ in range(group_size)]
     expected = torch.zeros((), dtype=torch.float64)
     for groups in itertools.product(*(groups_of(len(world.completions), group_size) for world in worlds)):
@@ -162,13 +163,13 @@ def ascent(
         logprobs_BT = torch.stack([logprobs[p][c] for p, c in drawn])
         sampling_BT = torch.stack([sampling[p][c] for p, c in drawn])
         rewards_PG = torch.stack([worlds[p].rewards_C[c] for p, c in drawn]).reshape(len(worlds), group_size)
-        others_PG = torch.stack([worlds[p].others_C[c] for p, c in drawn]).reshape(len(worlds), group_size)
-        ref_BT, values_BT = (torch.stack([x[p][c] for p, c in drawn]) for x in (ref_logprobs, values_of(worlds)))
+        others_PG = torch.stack([others[p][c] for p, c in drawn]).reshape(len(worlds), group_size)
+        ref_BT, values_BT = (torch.stack([x[p][c] for p, c in drawn]) for x in (ref_logprobs, values))
         experience = Experience.from_rewards(
             rewards_PG,
             rewards_KPG=torch.stack([rewards_PG, others_PG]),
             greedy_rewards_P=torch.full((len(worlds),), 0.37, dtype=torch.float64),
-            completion_mask_BT=torch.stack([worlds[p].mask_CT[c] for p, c in drawn]),
+            completion_mask_BT=torch.stack([masks[p][c] for p, c in drawn]),
             old_logprobs_BT=logprobs_BT.detach(),
             sampling_logprobs_BT=sampling_BT,
             ref_logprobs_BT=ref_BT,

@@ -3,6 +3,7 @@
 import json
 import re
 from dataclasses import fields
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,13 @@ from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.metrics import CORRECTION_METRICS
 from posttrain.algorithms.off_policy.names import NAMED
 from posttrain.errors import ConfigError
-from posttrain.explain import Explanation, explain, find, options_of_choices
+from posttrain.explain import Explanation, find, options_of_choices
+from posttrain.explain import explain as explain_anew
 from posttrain.explain.correction import correction_page, is_correction
 from posttrain.explain.page import write_docs
 from posttrain.types import Batch, Experience, Outputs, Tokens, count_totals
 
+explain = cache(explain_anew)  # the tests only read the explanations
 OPTIONS = options_of_choices()
 PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 every_key = catalogue("key", ALGORITHMS)

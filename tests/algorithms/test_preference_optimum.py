@@ -6,7 +6,7 @@ A policy is a vector of logits over the answers. An answer's log-probability is 
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import product
 
 import torch
@@ -240,20 +240,22 @@ def test_orpo_has_the_minimum_that_a_search_without_derivatives_finds(beta: floa
 DESIRABLE_IN_10 = (9, 7, 5, 3)
 
 
-def trained_on_labels(algorithm: KTO, steps: int, learning_rate: float) -> Tensor:
-    """Return `[K]`, the policy after gradient descent on ten labels per answer, with z0 from mismatched rows."""
+def trained_on_labels(algorithm: KTO, *steps: int, learning_rate: float) -> Iterator[Tensor]:
+    """Yield `[K]`, the policy after each of these numbers of steps of gradient descent on ten labels per answer, with
+    z0 from mismatched rows."""
     rows_B = torch.arange(4).repeat_interleave(10)
     labels_B = torch.tensor([k < n for n in DESIRABLE_IN_10 for k in range(10)])
     ref_BT = token_logprobs(REF_LOGPROBS, rows_B)
     logits_K = REF_LOGPROBS.clone().requires_grad_()
-    for _ in range(steps):
+    for step in range(1, max(steps) + 1):
         logprobs_K = logits_K.log_softmax(dim=-1)
         mismatched_B = (logprobs_K - REF_LOGPROBS).detach()[rows_B].roll(-1)  # each row gets the answer of the next row
         batch = algorithm.prepare(Batch.from_labels(~ref_BT.isnan(), labels_B, ref_BT, mismatched_B))
         loss, _ = algorithm.loss(token_logprobs(logprobs_K, rows_B), batch, count_totals(batch))
         (gradient_K,) = torch.autograd.grad(loss, logits_K)
         logits_K = (logits_K - learning_rate * gradient_K).detach().requires_grad_()
-    return logits_K.detach().softmax(dim=-1)
+        if step in steps:
+            yield logits_K.detach().softmax(dim=-1)
 
 
 @catalogue(
@@ -267,7 +269,7 @@ def test_kto_leaves_no_mass_where_undesirable_labels_outweigh(desirable, undesir
     If both sides are equal, nothing pulls on the answer: None.
     """
     algorithm = KTO(beta=0.1, desirable_weight=desirable, undesirable_weight=undesirable)
-    shorter, longer = (trained_on_labels(algorithm, steps, learning_rate=100) for steps in (300, 1200))
+    shorter, longer = trained_on_labels(algorithm, 300, 1200, learning_rate=100)
     for k, keep in enumerate(keeps):
         share = DESIRABLE_IN_10[k] / 10
         assert keep is None or keep == (desirable * share >= undesirable * (1 - share))

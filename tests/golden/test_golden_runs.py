@@ -42,7 +42,7 @@ def test_an_algorithm_follows_its_golden_run(train, golden, algorithm):
 @pytest.mark.parametrize(
     "settings",
     [
-        {"train.tokens_per_microbatch": 20},
+        {"train.tokens_per_microbatch": 40},  # three or four parts
         pytest.param({"train.logprob_chunk_tokens": 5}, marks=pytest.mark.slow),
         pytest.param({"train.gradient_checkpointing": True}, marks=pytest.mark.slow),
     ],

@@ -271,7 +271,7 @@ def test_what_else_must_be_the_same(done, change, message):
 
 
 def test_adapters_are_handed_over_merged(folder):
-    trained = posttrain.train(settings(folder, "adapters", lora={"rank": 2}))
+    trained = posttrain.train(settings(folder, "adapters", lora={"rank": 2}), **{"stages.grpo.train.steps": 1})
     proof = trained.stages[1].received["model.path"]
     assert proof["largest_difference"] < 1e-4
     plain = load_model(ModelConfig(path=str(trained.stages[0].model_path), device="cpu"))

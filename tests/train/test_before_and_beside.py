@@ -20,6 +20,7 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
         "data": {"train": "task:sort"},
         "rewards": [{"name": "exact_match"}],
         "sampling": {"max_completion_length": 8},
+        "evaluation": {"writing": 0},
         "output": str(folder),
         "report": False,
         **changes,

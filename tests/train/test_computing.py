@@ -127,10 +127,10 @@ def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, ever
 
 
 def test_a_run_that_began_before_there_was_a_choice_goes_on_in_the_plain_way(folder, monkeypatch):
-    stopped = train(folder, "earlier", monkeypatch, Compute(), steps=2)
+    stopped = train(folder, "earlier", monkeypatch, Compute(), steps=1)
     assert not (stopped.folder / computing.FILE).exists()
     monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: saved or EVERYTHING)
-    resumed = posttrain.resume(stopped.folder, steps=3)
+    resumed = posttrain.resume(stopped.folder, steps=2)
     assert resumed.trainer.loaded.compute == Compute()
 
 
@@ -141,10 +141,10 @@ def test_a_run_that_is_given_the_choice_of_another_computes_like_it(folder, monk
 
 
 def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, monkeypatch):
-    stopped = train(folder, "moved", monkeypatch, replace(EVERYTHING, machine="another processor"), steps=2)
+    stopped = train(folder, "moved", monkeypatch, replace(EVERYTHING, machine="another processor"), steps=1)
     here = replace(EVERYTHING, matmul="plain")
     monkeypatch.setattr(computing, "choose_compute", lambda *given, saved=None, **more: here)
-    resumed = posttrain.resume(stopped.folder, steps=3)
+    resumed = posttrain.resume(stopped.folder, steps=2)
     assert Compute.read(resumed.folder / computing.FILE) == here
     (told,) = [message for message in events(resumed, "warning") if "last bits" in message]
     assert f"{stopped.trainer.loaded.compute.describe()} on another processor" in told
@@ -153,12 +153,12 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, mon
 
 @pytest.mark.skipif(kernels() is None, reason=f"no compiled kernels: {why_none()}")
 def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, monkeypatch):
-    stopped = posttrain.train(settings(folder, "kernels gone", steps=2))
+    stopped = posttrain.train(settings(folder, "kernels gone", steps=1))
     assert stopped.trainer.loaded.compute.kernels == "compiled"
     monkeypatch.setenv(SWITCH, "torch")
     found.cache_clear()
     try:
-        resumed = posttrain.resume(stopped.folder, steps=3)
+        resumed = posttrain.resume(stopped.folder, steps=2)
     finally:
         found.cache_clear()
     assert resumed.trainer.loaded.compute.kernels == "torch"

@@ -47,6 +47,7 @@ def train(folder: Path, name: str, **overrides) -> Run:
         "rewards": [{"name": "repetition", "settings": {"n": 1}}],
         "sampling": {"group_size": 4, "max_completion_length": 6},
         "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-3, "minibatches": 2},
+        "evaluation": {"writing": 0},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),
         "report": False,

@@ -446,6 +446,7 @@ def test_distillation_brings_the_student_to_its_teacher(folder, tmp_path):
         "data": {"train": str(tmp_path / "rows.jsonl"), "eval_fraction": 0.2, "prompt": "prompt"},
         "train": {"steps": 12, "prompts_per_step": 8, "learning_rate": 0.01},
         "sampling": {"max_completion_length": 6},
+        "evaluation": {"writing": 0},
         "guards": {"max_truncated": 1.0},
         "report": False,
     }

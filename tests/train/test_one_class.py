@@ -25,6 +25,7 @@ def config(folder: Path, labels: list[bool], **data: object) -> dict:
         "algorithm": "kto",
         "data": {"train": str(folder / "train.jsonl"), "eval_fraction": 0, **data},
         "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-3},
+        "evaluation": {"writing": 0},
         "output": str(folder / "run"),
         "report": False,
     }

@@ -31,6 +31,7 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
         "algorithm": "sft",
         "data": {"train": "train.jsonl", "eval_fraction": 0.5},
         "train": {"steps": 1, "prompts_per_step": 2},
+        "evaluation": {"writing": 0},
     }
 
 

@@ -79,6 +79,7 @@ def begun(tmp_path: Path, model: Path, algorithm: str, **data: Any) -> Path:
             "algorithm": algorithm,
             "data": {"train": str(tmp_path / "train.jsonl"), "eval": str(tmp_path / "eval.jsonl"), **data},
             "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-3},
+            "evaluation": {"writing": 0},
             "output": str(tmp_path / "run"),
             "report": False,
             **(sampled if algorithm == "grpo" else {}),

@@ -23,6 +23,7 @@ def begun(tmp_path: Path) -> Path:
         "algorithm": "sft",
         "data": {"train": str(tmp_path / "train.jsonl"), "eval_fraction": 0.3},
         "train": {"steps": 1, "prompts_per_step": 4},
+        "evaluation": {"writing": 0},
         "output": str(tmp_path / "run"),
         "report": False,
     }

@@ -8,12 +8,13 @@ needs of each setting are found by trying its values.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import PurePath
 from typing import Any
@@ -301,7 +302,8 @@ def _formula(cls: type[Algorithm]) -> str:
     return inspect.cleandoc(written).partition("\n")[2].strip("\n")
 
 
-def _schema(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
+@functools.cache
+def _schema(cls: type[Algorithm]) -> Mapping[str, dict[str, Any]]:
     """Return setting -> JSON schema, the algorithm's own settings first, the inherited ones last."""
     schema = TypeAdapter(cls).json_schema()
     records = {f"#/$defs/{name}": list(record["properties"]) for name, record in schema.get("$defs", {}).items()}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -103,12 +104,17 @@ def calibration_error(
     misses_CK, least_K = _misses(predicted, found, edges, clusters)
     gaps_K, n = misses_CK.sum(dim=0) / len(predicted), len(predicted)
     estimate = float(gaps_K.abs().sum())
-    normal_DK = torch.randn(DRAWS, len(gaps_K), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    chance_D = (normal_DK * _scatter(misses_CK, least_K) / n).abs().sum(dim=-1)
+    chance_D = (_normal_draws(len(gaps_K)) * _scatter(misses_CK, least_K) / n).abs().sum(dim=-1)
     signed = (misses_CK @ gaps_K.sign()).square().sum().maximum(least_K.sum()).sqrt() / n
     low = estimate - float(chance_D.quantile((1 + confidence) / 2))
     high = estimate + normal_quantile(confidence) * float(signed)
     return Interval(estimate, max(0.0, low), min(1.0, high), len(misses_CK))
+
+
+@lru_cache(maxsize=4)
+def _normal_draws(bins: int) -> Tensor:
+    """Return `[D, K]`, the same normal numbers in every call."""
+    return torch.randn(DRAWS, bins, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 
 
 def by_chance(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import FrozenInstanceError, replace
 from typing import Any, get_args
 
@@ -89,15 +89,24 @@ def _with_more(tried: list[Any], value: Any) -> list[Any]:
 
 def _is_dead(cls: type[Algorithm], start: dict[str, Any], name: str, values: dict[str, list[Any]], before: Any) -> bool:
     """Return true if other values of this setting were tried and made no difference."""
-    tried = [found for value in values[name] if (found := _with(cls, start | {name: value})) is not None]
-    if any(found != before for found in tried):
-        return False
+    tried = False
+    for value in values[name]:
+        if (found := _with(cls, start | {name: value})) is not None:
+            if found != before:
+                return False
+            tried = True
     beside = [(other, value) for other in values if other != name for value in values[other]]
-    for other, switched in beside:
-        found = [_with(cls, start | {other: switched, name: value}) for value in (start[name], *values[name])]
-        if len({one for one in found if one is not None}) > 1:
-            return False
-    return bool(tried)
+    return tried and not any(
+        _differ(_with(cls, start | {other: switched, name: value}) for value in (start[name], *values[name]))
+        for other, switched in beside
+    )
+
+
+def _differ(found: Iterable[Any]) -> bool:
+    """Return true if two of the results differ, without looking further. None is not a result."""
+    results = (one for one in found if one is not None)
+    first = next(results, None)
+    return any(one != first for one in results)
 
 
 def _with(cls: type[Algorithm], settings: dict[str, Any]) -> Any:
