@@ -219,7 +219,7 @@ sandbox.close()
 def test_whatever_does_not_end_costs_the_deadline_and_little_more(sandbox, source):
     ran = sandbox.run(source, limits=Limits(wall=0.25))
     assert ran.ended == "wall"
-    assert 0.25 <= ran.seconds < 30  # 0.26 s on an idle machine; without the limit it would end after a minute, or never
+    assert 0.25 <= ran.seconds < 30  # 0.26 s on an idle machine; without the limit it ends after a minute, or never
 
 
 @pytest.mark.parametrize(
