@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import signal
 import sys
 from contextlib import suppress
@@ -23,7 +22,7 @@ _ROUNDS = 20
 
 def new_mark() -> str:
     """A random word that marks the descendants of one process."""
-    return secrets.token_hex(16)
+    return os.urandom(16).hex()
 
 
 def keep_orphans() -> None:

@@ -20,17 +20,19 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain import wire
 from posttrain.descendants import MARK, keep_orphans, kill_tree, new_mark
 from posttrain.episodes.adapters import opened
-from posttrain.episodes.agents.conduct import AgentConduct, prepare, setup_of
 from posttrain.episodes.conduct import Conduct
 from posttrain.episodes.tools import Tool, schema_of
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.rewards.calls import failed
 from posttrain.rewards.worker import die_with_parent
+
+if TYPE_CHECKING:
+    from posttrain.episodes.agents.conduct import AgentConduct
 
 _PR_SET_PDEATHSIG = 1
 
@@ -46,10 +48,8 @@ def main() -> None:
     setup = next(_requests(control))
     with suppress(ImportError):
         importlib.import_module("numpy")  # once: each fork seeds the modules that are imported
-    agent = None if setup["agent"] is None else setup_of(setup["agent"])
     try:
-        if agent is not None:
-            prepare(agent)
+        agent = None if setup["agent"] is None else _prepared(setup["agent"])
         environment = None
         if setup["environment"] is not None:
             environment = opened(setup, lambda function: _in_a_fork(lifeline, function))
@@ -76,10 +76,19 @@ def main() -> None:
                 if agent is None:
                     _serve(channel, world)
                 else:
-                    _serve_beside(channel, AgentConduct(agent))
+                    _serve_beside(channel, agent())
             finally:
                 os._exit(0)
         os.close(descriptors[0])
+
+
+def _prepared(agent: Mapping[str, Any]) -> Callable[[], AgentConduct]:
+    """Import and check the agent. Return the function that makes the agent of one trajectory."""
+    from posttrain.episodes.agents.conduct import AgentConduct, prepare, setup_of  # takes 30 ms; only agents need it
+
+    setup = setup_of(agent)
+    prepare(setup)
+    return partial(AgentConduct, setup)
 
 
 def _found(

@@ -6,8 +6,6 @@ so that code which hangs, prints or crashes during its import cannot hurt the ru
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -139,6 +137,8 @@ def load(target: Target) -> Callable[..., Any]:
 
 def suggestion(given: str, known: Iterable[str]) -> str:
     """The text `; did you mean "x"?`, or an empty text if no known name is similar."""
+    import difflib  # only for an error
+
     close = difflib.get_close_matches(given, list(known), n=1)
     return f'; did you mean "{close[0]}"?' if close else ""
 
@@ -194,6 +194,8 @@ def _here(path: str) -> Path:
 
 def _import_file(path: Path) -> ModuleType:
     """Run a file as its own module. It can import the files of its folder, as if it ran as a script."""
+    import hashlib  # takes 4 ms, and the built-in rewards are no files
+
     name = f"posttrain_reward_{path.stem}_{hashlib.sha1(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

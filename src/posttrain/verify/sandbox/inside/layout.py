@@ -28,8 +28,9 @@ def home() -> str:
 
 def standard_library() -> list[str]:
     """All parts of the standard library, and the folder of its compiled modules if that is elsewhere."""
-    parts = [os.path.join(home(), name) for name in os.listdir(home()) if name not in INSTALLED]
-    return parts + [path for path in sys.path if path.endswith("lib-dynload") and not path.startswith(home())]
+    folder = home()
+    parts = [os.path.join(folder, name) for name in os.listdir(folder) if name not in INSTALLED]
+    return parts + [path for path in sys.path if path.endswith("lib-dynload") and not path.startswith(folder)]
 
 
 def shared_libraries() -> list[str]:

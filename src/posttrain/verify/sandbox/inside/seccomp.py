@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
-import platform
 import struct
 
 
@@ -53,7 +52,7 @@ def numbers(table: str, column: int) -> dict[str, int]:
 
 def build(machine: str | None = None) -> bytes:
     """The filter as BPF instructions, with _OWN_PID in place of the process id. OSError for an unknown processor."""
-    machine = machine or platform.machine()
+    machine = machine or os.uname().machine
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"there is no seccomp filter for the processor {machine}")
     column, audit = ARCHITECTURES[machine]

@@ -35,6 +35,7 @@ PRELOADED = """
 
 def main(given: str) -> None:
     """Start the server. `given` is JSON: the setup of `Confinement`, `socket`, and the descriptor `parent` or null."""
+    gc.disable()  # imports make no garbage
     setup = json.loads(given)
     control = _connect(setup["socket"])
     os.environ.clear()
@@ -50,8 +51,10 @@ def main(given: str) -> None:
     os.chdir("/")
     gc.collect()
     gc.freeze()
+    gc.enable()
     control.send(json.dumps({"hello": os.getpid(), "landlock": _landlock(box)}).encode())
     serve(control, setup["parent"], box)
+    os._exit(0)  # there is nothing to flush or close
 
 
 def serve(control: socket.socket, parent: int | None, box: confine.Confinement) -> None:
