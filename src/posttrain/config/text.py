@@ -118,6 +118,10 @@ def write_value(value: Any) -> str:
     """
     if value is None or type(value) in (bool, int):  # most values of a configuration: no need to create a writer
         return "null" if value is None else str(value).lower()
+    if type(value) in (list, dict) and not value:
+        return str(value)
+    if type(value) is float:
+        return _dump_float(repr(value))
     return _dump_text(value) if type(value) is str else _dump(value)
 
 
@@ -129,6 +133,11 @@ def _dump(value: Any) -> str:
 
 
 _dump_text = lru_cache(maxsize=1024)(_dump)  # cached mainly for the keys, which every configuration repeats
+
+
+@lru_cache(maxsize=1024)  # mainly for defaults. By their text, because 0.0 equals -0.0
+def _dump_float(text: str) -> str:
+    return _dump(float(text))
 
 
 def show(value: Any, key: str = "", limit: int = 60) -> str:

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from peft import PeftModel
@@ -239,15 +238,16 @@ def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tens
     return _require_written(folder, weights, missing)
 
 
-_NAMES: WeakKeyDictionary[PreTrainedModel, frozenset[str]] = WeakKeyDictionary()
-"""Names of the weights of a plain model of the same class and config, which is made once."""
+_NAMES: dict[tuple[type[PreTrainedModel], str], frozenset[str]] = {}
+"""Names of the weights of a plain model, by its class and config. It is made once."""
 
 
 def _verify_names(lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless these are exactly the weights of a plain model of this class and config."""
-    plain = _NAMES.get(lm)
-    if plain is None:
-        plain = _NAMES[lm] = frozenset(_without_weights(lm).state_dict())
+    kind = type(lm), lm.config.to_json_string(use_diff=False)
+    if kind not in _NAMES:
+        _NAMES[kind] = frozenset(_without_weights(lm).state_dict())
+    plain = _NAMES[kind]
     for name in plain ^ weights.keys():
         raise _unfaithful("the merged model", f"{'lacks' if name in plain else 'has an unknown'} weight {name}")
 
