@@ -8,6 +8,7 @@ needs of each setting are found by trying its values.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import re
@@ -301,6 +302,7 @@ def _formula(cls: type[Algorithm]) -> str:
     return inspect.cleandoc(written).partition("\n")[2].strip("\n")
 
 
+@functools.cache
 def _schema(cls: type[Algorithm]) -> dict[str, dict[str, Any]]:
     """Return setting -> JSON schema, the algorithm's own settings first, the inherited ones last."""
     schema = TypeAdapter(cls).json_schema()
