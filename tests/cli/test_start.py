@@ -51,27 +51,39 @@ def test_the_version_is_said(capsys):
     assert capsys.readouterr().out == f"posttrain {posttrain.__version__}\n"
 
 
-def completed(words: str, place: Path) -> list[str]:
-    """Return the completions that bash receives for the last word."""
-    code = "import sys; sys.argv = ['posttrain']\nfrom posttrain.cli import main\ntry:\n    main()\nfinally:\n    " + (
-        f"assert not [name for name in {HEAVY!r} if name in sys.modules]"
-    )
-    environment = {
-        **os.environ,
-        "_POSTTRAIN_COMPLETE": "complete_bash",
-        "COMP_WORDS": f"posttrain {words}",
-        "COMP_CWORD": str(words.count(" ") + 1),
-    }
-    done = subprocess.run([sys.executable, "-c", code], cwd=place, env=environment, capture_output=True, text=True)
+COMPLETE = f"""
+import contextlib, io, json, os, sys
+from posttrain.cli import main
+asked, sys.argv = json.loads(sys.argv[1]), ["posttrain"]
+found = []
+for words in asked:
+    os.environ |= {{"COMP_WORDS": f"posttrain {{words}}", "COMP_CWORD": str(words.count(" ") + 1)}}
+    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+        main()
+    found.append(out.getvalue().split())
+assert not [name for name in {HEAVY!r} if name in sys.modules]
+print(json.dumps(found))
+"""
+
+
+def completed(asked: list[str], place: Path) -> list[list[str]]:
+    """Return the completions that bash receives for the last word of each line."""
+    environment = {**os.environ, "_POSTTRAIN_COMPLETE": "complete_bash"}
+    code = [sys.executable, "-c", COMPLETE, json.dumps(asked)]
+    done = subprocess.run(code, cwd=place, env=environment, capture_output=True, text=True)
     assert done.stderr == ""
-    return done.stdout.split()
+    return json.loads(done.stdout)
 
 
 def test_the_shell_completes_verbs_algorithms_and_settings(tmp_path):
     (tmp_path / "run.yaml").write_text(CONFIG)
-    assert completed("expl", tmp_path) == ["explain", "explore"]
-    assert completed("explain gs", tmp_path) == ["gspo", "gspo_token"]
-    assert completed("train run.yaml train.learn", tmp_path) == ["train.learning_rate="]
-    assert completed("train run.yaml algorithm.clip", tmp_path) == ["algorithm.clip_low=", "algorithm.clip_high="]
-    assert "algorithm.gae_lambda=" in completed("train missing.yaml algorithm.", tmp_path)
-    assert completed("train run.yaml --dr", tmp_path) == ["--dry-run"]
+    expected = {
+        "expl": ["explain", "explore"],
+        "explain gs": ["gspo", "gspo_token"],
+        "train run.yaml train.learn": ["train.learning_rate="],
+        "train run.yaml algorithm.clip": ["algorithm.clip_low=", "algorithm.clip_high="],
+        "train run.yaml --dr": ["--dry-run"],
+    }
+    *found, of_any_algorithm = completed([*expected, "train missing.yaml algorithm."], tmp_path)
+    assert found == list(expected.values())
+    assert "algorithm.gae_lambda=" in of_any_algorithm

@@ -7,6 +7,7 @@ object, even after an error; everything meant for people goes to stderr.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -111,7 +112,7 @@ def main() -> None:
     """Run this process's command line and exit with the code that says what happened."""
     if COMPLETE in os.environ:  # the shell asks for completions
         defer("torch")
-        typer.main.get_command(app).main(prog_name="posttrain")
+        _command().main(prog_name="posttrain")
     hear_interrupts_again()
     code = run(sys.argv[1:])
     with suppress(ConfigError):  # the variables that describe a rank are wrong; `run` has reported it
@@ -152,9 +153,15 @@ def run(arguments: Sequence[str]) -> int:
 
 def _invoke(arguments: Sequence[str]) -> int:
     """Invoke the command, but not by click's `main`: it would turn Ctrl-C into a bare exit code without our notes."""
-    command = typer.main.get_command(app)
+    command = _command()
     with command.make_context("posttrain", list(arguments)) as context:
         return command.invoke(context) or 0
+
+
+@functools.cache
+def _command() -> Any:
+    """Return the command of all verbs. Building it takes a tenth of a second, and a program may call `run` often."""
+    return typer.main.get_command(app)
 
 
 def _usage(error: Any) -> str:

@@ -26,10 +26,11 @@ def main(arguments: Sequence[str]) -> int:
 
 def arguments_for(settings: str, folder: str, steps: Sequence[str]) -> list[str]:
     """Return the command line of this run. If the folder holds a run already, it is resumed."""
-    from posttrain.store.run_store import holds_run
+    if Path(folder).exists():
+        from posttrain.store.run_store import holds_run  # takes more than a second
 
-    if holds_run(Path(folder)):
-        return ["resume", folder, *(["--steps", *steps] if steps else []), "--quiet", "--json"]
+        if holds_run(Path(folder)):
+            return ["resume", folder, *(["--steps", *steps] if steps else []), "--quiet", "--json"]
     limit = [f"train.steps={steps[0]}"] if steps else []
     return ["train", settings, *limit, "--output", folder, "--quiet", "--json"]
 

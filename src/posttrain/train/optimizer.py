@@ -1,4 +1,4 @@
-"""AdamW on float32 master weights, the learning-rate schedule, and gradient clipping.
+"""AdamW on float32 master weights, and gradient clipping.
 
 On a CPU, all gradients of an optimizer step lie in one block of memory.
 
@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 from posttrain.errors import CheckpointError, ConfigError, ModelError
 from posttrain.models.footprint import EIGHT_BIT_TEMPORARIES, eight_bit_bytes, in_eight_bits
 from posttrain.models.layout import everywhere, local_part, part_of
+from posttrain.train.schedule import learning_rate_at
 from posttrain.types import Max, Mean, Metrics
 
 if TYPE_CHECKING:
@@ -223,26 +224,6 @@ def decay_groups(trained: Sequence[nn.Parameter], config: TrainConfig) -> list[d
         {"params": [p for p in trained if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trained if p.dim() < 2], "weight_decay": 0.0},
     ]
-
-
-def learning_rate_at(step: int, config: TrainConfig, highest: float | None = None) -> float:
-    """Learning rate of step `step`, counted from 1; `highest` replaces the peak rate of the config.
-
-    Warm-up of w steps: step / (w + 1) of the full rate. Then, with progress p = (step - w - 1) / (steps - w) in [0, 1):
-    constant: 1; linear: 1 - p; cosine: (1 + cos(pi p)) / 2; scaled to end at the ratio r: r + (1 - r) * that.
-    The rate 0 before the first step and the final rate after the last are never used: no step is wasted.
-    """
-    full, warmup = config.learning_rate if highest is None else highest, config.warmup_steps
-    if step <= warmup:
-        return full * step / (warmup + 1)
-    progress = min(1.0, (step - warmup - 1) / max(1, config.steps - warmup))
-    share = {
-        "constant": 1.0,
-        "linear": 1.0 - progress,
-        "cosine": (1.0 + math.cos(math.pi * progress)) / 2,
-    }[config.schedule]
-    floor = 1.0 if config.schedule == "constant" else config.min_learning_rate_ratio
-    return full * (floor + (1.0 - floor) * share)
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:

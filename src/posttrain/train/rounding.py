@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from posttrain.config import CriticConfig, RunConfig
 from posttrain.models.compute import SMALL, choose_compute_dtype, has_bfloat16
-from posttrain.train.optimizer import learning_rate_at
+from posttrain.train.schedule import learning_rate_at
 
 if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from typing import Any
 
@@ -15,7 +16,7 @@ from posttrain.types import Batch, Experience, Metrics, Outputs, Tensor, Totals
 class Row(PolicyGradient):
     """An algorithm that computes the same numbers as `policy_gradient` with its row and its settings."""
 
-    @property
+    @functools.cached_property
     def composed(self) -> ComposedPolicyGradient:
         choices = {name: option for name, option in self.choices.items() if name != "correction"}
         return ComposedPolicyGradient(**choices, **{f.name: getattr(self, f.name) for f in fields(self)})

@@ -6,8 +6,9 @@ excludes them. This module names no algorithm.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from posttrain.algorithms import ALGORITHMS
@@ -30,14 +31,30 @@ class Standing:
 
     algorithm: str
     score: float
-    reasons: tuple[Reason, ...]
-    vetoes: tuple[Reason, ...]
-    settings: Mapping[str, Any]
-    """Dotted settings that the rules require with this algorithm."""
+    met: Sequence[Rule]
+    """All rules that the facts meet. Most standings are only compared, so what the rules say is found when asked."""
+    excluded: bool
 
     @property
     def possible(self) -> bool:
-        return not self.vetoes and self.score > 0
+        return not self.excluded and self.score > 0
+
+    @cached_property
+    def reasons(self) -> tuple[Reason, ...]:
+        weighed = ((rule, rule.weigh.get(self.algorithm)) for rule in self.met)
+        return tuple(_reason(rule, points, self.algorithm) for rule, points in weighed if points)
+
+    @cached_property
+    def vetoes(self) -> tuple[Reason, ...]:
+        return tuple(_reason(rule, 0, self.algorithm) for rule in self.met if self.algorithm in rule.veto)
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Dotted settings that the rules require with this algorithm."""
+        settings: dict[str, Any] = {}
+        for rule in self.met:
+            settings |= rule.settings.get(self.algorithm, {})
+        return settings
 
     @property
     def speaks_for(self) -> tuple[Reason, ...]:
@@ -82,20 +99,15 @@ def rank(facts: Facts) -> list[Standing]:
     rules = [rule for rule in guides().rules if met(rule.when, known)]
     named = dict.fromkeys([*(key for rule in rules for key in rule.weigh), *ALGORITHMS])
     standings = [_standing(key, rules) for key in named]
-    return sorted(standings, key=lambda s: (bool(s.vetoes), -s.score))
+    return sorted(standings, key=lambda s: (s.excluded, -s.score))
 
 
-def _standing(key: str, rules: Iterable[Rule]) -> Standing:
-    weighed = [(rule, rule.weigh[key]) for rule in rules if rule.weigh.get(key)]
-    settings: dict[str, Any] = {}
-    for rule in rules:
-        settings |= rule.settings.get(key, {})
+def _standing(key: str, rules: Sequence[Rule]) -> Standing:
     return Standing(
         algorithm=key,
-        score=sum(points for _, points in weighed),
-        reasons=tuple(_reason(rule, points, key) for rule, points in weighed),
-        vetoes=tuple(_reason(rule, 0, key) for rule in rules if key in rule.veto),
-        settings=settings,
+        score=sum(rule.weigh.get(key, 0) for rule in rules),
+        met=rules,
+        excluded=any(key in rule.veto for rule in rules),
     )
 
 

@@ -5,6 +5,7 @@ Every fact is optional. `assumed` fills in what follows from other facts, and th
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
@@ -154,7 +155,7 @@ class Facts(BaseModel):
         try:
             super().__init__(**given)
         except ValidationError as error:
-            problems = explain(error, Walker(type(self).model_json_schema()), lambda: list(Facts.model_fields))
+            problems = explain(error, _walker(type(self)), lambda: list(Facts.model_fields))
             raise combine(problems, "the facts") from None
 
     @model_validator(mode="after")
@@ -218,6 +219,11 @@ class Facts(BaseModel):
                 facts = facts.model_copy(update={name: _frozen(value) for name, value in told["then"].items()})
                 said.append(told["says"])
         return facts, tuple(said)
+
+
+@functools.cache
+def _walker(kind: type[Facts]) -> Walker:
+    return Walker(kind.model_json_schema())
 
 
 DERIVED = ("memory", "full_training_fits", "critic_fits", "credits_turns")

@@ -21,10 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.algorithms.credit import no_turns_for
+from posttrain.verify import read_table
 
 Condition = Mapping[str, Any] | list[Mapping[str, Any]]
 COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
@@ -183,14 +182,18 @@ class Guides:
 
     def cited(self, keys: tuple[str, ...], algorithm: str | None = None) -> tuple[str, ...]:
         """Return the full names of the sources. `own` becomes the paper of that algorithm."""
-        papers = {OWN: ALGORITHMS[algorithm].card.paper if algorithm else "the papers of these algorithms"}
+        papers = {OWN: _paper(algorithm)} if OWN in keys else {}
         return tuple(papers.get(key) or self.sources[key] for key in keys)
+
+
+def _paper(algorithm: str | None) -> str:
+    return ALGORITHMS[algorithm].card.paper if algorithm else "the papers of these algorithms"
 
 
 @functools.cache
 def guides() -> Guides:
     """Read and return the advisor's rules."""
-    told = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    told = read_table(FILE)
     groups = {name: tuple(_members(where)) for name, where in told["groups"].items()}
     return Guides(
         sources=told["sources"],

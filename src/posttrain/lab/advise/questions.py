@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.facts import GIGABYTE, Facts
 from posttrain.lab.advise.guides import Condition, met
 from posttrain.lab.plan.hardware import find_hardware
+from posttrain.verify import read_table
 
 Ask = Callable[[str], str]
 """A function that shows a question and returns the typed line. It raises EOFError at the end of the input."""
@@ -79,7 +78,7 @@ _READ: Mapping[str, Callable[[str], Any]] = {
 @functools.cache
 def questions() -> tuple[Question, ...]:
     """Read the questions from questions.yaml."""
-    told = yaml.safe_load(Path(__file__).with_name("questions.yaml").read_text(encoding="utf-8"))
+    told = read_table(Path(__file__).with_name("questions.yaml"))
     return tuple(Question(**{**entry, "read": _READ[entry.get("read", "text")]}) for entry in told)
 
 

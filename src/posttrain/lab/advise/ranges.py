@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from posttrain.algorithms import ALGORITHMS
 from posttrain.errors import PosttrainError
 from posttrain.lab.advise.guides import Condition, met
 from posttrain.lab.plan.architecture import read_architecture
 from posttrain.tasks.base import FORMS
+from posttrain.verify import read_table
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -109,7 +108,7 @@ def ranges_for(known: Mapping[str, Any]) -> list[Range]:
 @functools.cache
 def ranges() -> tuple[Condition, tuple[Range, ...]]:
     """Return (the condition common to all ranges, the ranges)."""
-    told = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    told = read_table(FILE)
     return told["applies"], tuple(Range(**entry) for entry in told["ranges"])
 
 

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.algorithms import ALGORITHMS, Algorithm
 from posttrain.config import load_config
 from posttrain.config.sections import BATCH_ROWS, MICROBATCH_TOKENS
@@ -22,6 +20,7 @@ from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.hardware import devices
 from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.workload import ASSUMED_PROMPT, sampling_of_ranks
+from posttrain.verify import read_table
 
 MODELS = ("0.5b", "1.5b", "3b", "7b", "14b", "32b", "70b", "30b-a3b", "235b-a22b")
 TOKENS = (512, 2048, 8192, 32768)
@@ -63,7 +62,7 @@ def model_label(size: str) -> str:
 @functools.cache
 def words() -> Mapping[str, Any]:
     """Return the content of words.yaml."""
-    return yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+    return read_table(Path(__file__).with_name("words.yaml"))
 
 
 @functools.cache
@@ -174,9 +173,9 @@ def workload(key: str, chosen: Selection) -> Workload:
     )
 
 
-@functools.lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=8)
 def _read(key: str, chosen: tuple[tuple[str, str], ...]) -> Workload:
-    """Return the workload on one device. Choices in `SCALES` change fastest, so a cache of one entry is enough."""
+    """Return the workload on one device. Choices in `SCALES` change fastest, so a cache of few entries is enough."""
     selection = {**dict(chosen), "checkpointing": "off", "group": "8", "gpus": "1"}
     config = load_config(from_flags(selection["model"], key), settings_of(key, selection)).config
     return workload_for(config, target_of(config, devices_of(selection)))

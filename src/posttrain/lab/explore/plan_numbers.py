@@ -15,7 +15,7 @@ import numpy as np
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.lab.advise.guides import samples
-from posttrain.lab.explore.choices import Choice, Selection, workload
+from posttrain.lab.explore.choices import Choice, Selection, settings_of, workload
 from posttrain.lab.plan.api import ERROR
 from posttrain.lab.plan.hardware import find_hardware
 from posttrain.lab.plan.phases import predict
@@ -76,8 +76,14 @@ class Numbers:
         ]
 
     def shapes_of(self, key: str) -> list[int]:
-        """Return the indices of an algorithm's shapes, one per variant."""
-        return [self._shape(key, {**self.start, **variant}) for variant in self.variants]
+        """Return the indices of an algorithm's shapes, one per variant. Variants with equal settings have one shape."""
+        found: dict[str, int] = {}
+        selections = [{**self.start, **variant} for variant in self.variants]
+        for chosen in selections:
+            settings = str(settings_of(key, chosen))
+            if settings not in found:
+                found[settings] = self._shape(key, chosen)
+        return [found[str(settings_of(key, chosen))] for chosen in selections]
 
     def to_json(self) -> dict[str, Any]:
         """Return the parts in stacking order, and the shapes and tables that refer to them by index."""
@@ -102,8 +108,10 @@ class Numbers:
         return self._shapes[probe]
 
     def _each_value(self, chosen: Selection) -> Iterator[Selection]:
-        """Yield selections in which each value of each choice occurs."""
-        yield from ({**chosen, name: value} for name, values in self.axes.items() for value in values)
+        """Yield different selections in which each value of each choice occurs."""
+        yield chosen
+        for name, values in self.axes.items():
+            yield from ({**chosen, name: value} for value in values if value != chosen[name])
 
     def _planned(self, key: str, chosen: Selection) -> list[dict[PartName, np.ndarray]]:
         """Phase -> part -> bytes of every combination, `[len(axis) for axis in axes]`; one value is enough of a choice

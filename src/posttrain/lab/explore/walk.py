@@ -13,11 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.lab.advise.advisor import RECOMMENDED, Standing, rank
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import Condition, Entry, guides, met
+from posttrain.verify import read_table
 
 FILE = Path(__file__).with_name("questions.yaml")
 Given = Mapping[str, Any]
@@ -49,7 +48,7 @@ class Question:
 @functools.cache
 def questions() -> tuple[Question, ...]:
     """Return all questions, in order."""
-    return tuple(_question(told) for told in yaml.safe_load(FILE.read_text(encoding="utf-8")))
+    return tuple(_question(told) for told in read_table(FILE))
 
 
 def _question(told: Mapping[str, Any]) -> Question:

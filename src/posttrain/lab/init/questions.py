@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.errors import ConfigError
+from posttrain.verify import read_table
 
 TINY = "tiny"
 HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -42,7 +41,7 @@ class Question:
         )
 
 
-CATALOGUE: Mapping[str, Any] = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text(encoding="utf-8"))
+CATALOGUE: Mapping[str, Any] = read_table(Path(__file__).with_name("kinds.yaml"))
 QUESTIONS = tuple(Question(**told) for told in CATALOGUE["questions"])
 """All questions, in the order in which they are asked."""
 

@@ -12,7 +12,7 @@ import random
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
+from posttrain.verify import read_table
 
 Row = dict[str, Any]
 MOST = 6
@@ -22,7 +22,7 @@ HELD_OUT = 2
 DEMONSTRATED, PLAIN = 30, 120
 """Number of questions with answers for SFT, each answer equally often, and number of unrelated prompts."""
 WORDS_FILE = Path(__file__).parent / "examples/siblings/words.yaml"
-WORDS = yaml.safe_load(WORDS_FILE.read_text(encoding="utf-8"))
+WORDS = read_table(WORDS_FILE)
 
 
 class Siblings(NamedTuple):

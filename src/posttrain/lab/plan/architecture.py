@@ -16,10 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.errors import ConfigError, ModelError
 from posttrain.lab.plan.shape import Architecture, Block, Counts, Experts, Family, Linear, Mixture, families
+from posttrain.verify import read_table
 
 __all__ = [
     "Architecture",
@@ -109,7 +108,7 @@ def architecture_of(config: Mapping[str, Any], *, name: str = "") -> Architectur
 @cache
 def size_classes() -> Mapping[str, dict[str, Any]]:
     """Map each size class to its representative published model, with the shape from its config.json."""
-    return yaml.safe_load(SIZES.read_text(encoding="utf-8"))
+    return read_table(SIZES)
 
 
 # --- one layer --------------------------------------------------------------------------------------------------------

@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from posttrain.control_groups import cores
 from posttrain.errors import ConfigError
+from posttrain.verify import read_table
 
 FILE = Path(__file__).with_name("hardware.yaml")
 CONTEXT = 600 * 2**20
@@ -122,7 +121,7 @@ class Hardware:
 @functools.cache
 def table() -> Mapping[str, Any]:
     """Return the content of hardware.yaml."""
-    return yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    return read_table(FILE)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import yaml
+from posttrain.verify import read_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Family:
 @functools.cache
 def families() -> Mapping[str, Family]:
     """Map `model_type` of a config.json to its family."""
-    told = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
+    told = read_table(Path(__file__).with_name("families.yaml"))
     return {key: _family(**row) for key, row in told.items()}
 
 
@@ -181,13 +181,13 @@ class Architecture:
     one rank."""
     family: Family
 
-    @property
+    @functools.cached_property
     def layers(self) -> int:
         return sum(number for number, _ in self.blocks)
 
-    @property
+    @functools.cached_property
     def counts(self) -> Counts:
-        """Parameters by part, without double counting."""
+        """Parameters by part, without double counting. A plan asks for them thousands of times."""
 
         def over_layers(of: Any) -> int:
             return sum(number * of(block) for number, block in self.blocks)

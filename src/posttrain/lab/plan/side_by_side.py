@@ -5,12 +5,13 @@ engines and trainer. The lengths of answers are assumed to be log-normal with a 
 the limit.
 
 `train.max_staleness` makes the controller neither wait nor drop anything. So one simulation shows all ages, and the
-tokens that each bound would mask.
+tokens that each bound would mask. Simulations take most of a plan's time, so none is repeated.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 
 from posttrain.config import RunConfig
 from posttrain.control_groups import cores
@@ -83,17 +84,20 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
     slower = (1.0, 1.0) if threads is None else (cores() / threads[0], cores() / threads[1])
     limits, beside = scaled.limits, scaled.simulation(*slower)
 
-    def simulated(**changes: int) -> Simulated:
-        return simulate(replace(limits, **changes), beside, seed=config.seed)
+    @cache
+    def with_lead(ahead: int) -> Simulated:
+        return simulate(replace(limits, run_ahead=ahead), beside, seed=config.seed)
 
-    run, furthest = simulated(), simulated(run_ahead=MOST_AHEAD).steps_per_hour
-    leads = (lead for lead in range(1, MOST_AHEAD) if simulated(run_ahead=lead).steps_per_hour >= NEARLY * furthest)
-    masks_one_in_100 = simulated(max_staleness=NO_BOUND).lag_quantile(0.99) - config.train.publish_every + 1
-    in_turns = scaled.simulation(1.0, 1.0 if threads is None else float(engines))
+    run, furthest = with_lead(limits.run_ahead), with_lead(MOST_AHEAD).steps_per_hour
+    leads = (lead for lead in range(1, MOST_AHEAD) if with_lead(lead).steps_per_hour >= NEARLY * furthest)
+    unbounded = run if not run.masked else simulate(replace(limits, max_staleness=NO_BOUND), beside, seed=config.seed)
+    masks_one_in_100 = unbounded.lag_quantile(0.99) - config.train.publish_every + 1
+    alone = scaled.simulation(1.0, 1.0 if threads is None else float(engines))
+    in_turns = with_lead(0) if alone == beside else simulate(replace(limits, run_ahead=0), alone, seed=config.seed)
     return SideBySide(
         engines=engines,
         steps_per_hour=run.steps_per_hour,
-        in_turns=simulate(replace(limits, run_ahead=0), in_turns, seed=config.seed).steps_per_hour,
+        in_turns=in_turns.steps_per_hour,
         mean_age=run.mean_lag,
         p95_age=run.lag_quantile(0.95),
         oldest=run.largest_lag,
