@@ -268,6 +268,39 @@ def test_async_functions_of_both_forms(reward_file, score):
     assert score(["a", "block", "bb"], one).parts["one"] == [[1.0, None, 2.0]]
 
 
+@pytest.mark.parametrize(
+    "at_import",
+    [
+        "LOOP = asyncio.get_event_loop()",
+        "LOOP = asyncio.get_event_loop(); LOOP.run_until_complete(asyncio.sleep(0))",
+        "LOOP = asyncio.get_event_loop(); LOOP.close()",
+        "LOOP = None; asyncio.run(asyncio.sleep(0))",
+    ],
+)
+def test_an_async_function_runs_on_the_loop_that_its_file_took_and_a_plain_one_finds_it(reward_file, built, at_import):
+    """A file may create a client when it is imported. The loop stays the same from batch to batch."""
+    code = f"""
+    import asyncio
+
+    {at_import}
+    OPEN = LOOP is not None and not LOOP.is_closed()
+    STARTED = []
+
+    async def waits(completion):
+        STARTED.append(asyncio.get_running_loop())
+        if OPEN:
+            await LOOP.create_task(asyncio.sleep(0))
+        return all(loop is STARTED[0] for loop in STARTED)
+
+    def plain(completion):
+        return not asyncio.get_event_loop().is_closed()
+    """
+    waits, plain = (Reward(function=reward_file(code, name=name)) for name in ("waits", "plain"))
+    rewards = built(waits, plain)
+    for _ in range(2):
+        assert rewards.score([prompt(7)], [[completion("a"), completion("bb")]]).rewards_PG == [[2.0, 2.0]]
+
+
 def test_a_hostile_answer_is_not_worked_out_and_the_others_are_scored(score):
     tower = r"\boxed{x = 9^{9^{9^{9}}}}"
     scores = score(

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -49,10 +50,20 @@ def main() -> None:
 
 
 def _event_loop() -> asyncio.Runner:
-    """The event loop of the worker's async functions. There is one for its life, so that open clients stay usable."""
+    """The event loop of the worker's async functions. There is one for its life, so that open clients stay usable. If a
+    file asked asyncio for its loop when it was imported, it is that one."""
     import asyncio  # takes 30 ms, and most functions are not async
 
-    return asyncio.Runner()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            loop = asyncio.get_event_loop()
+        except RuntimeError:  # the file has ended its loop
+            loop = asyncio.new_event_loop()
+    if loop.is_closed():
+        loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    return asyncio.Runner(loop_factory=lambda: loop)
 
 
 def _requests(channel: socket.socket) -> Iterator[Any]:
