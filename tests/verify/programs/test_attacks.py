@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.verify.missing import no_sandbox
 from tests.verify.programs.withstand import SECRET
 
 from posttrain.errors import SandboxUnavailable
@@ -74,7 +75,7 @@ def test_no_attack_is_paid_and_none_gets_out(tier: str, as_root: bool, names: tu
     try:
         open_sandbox(tier).close()
     except SandboxUnavailable as error:
-        pytest.skip(f"this machine has no {tier}: {error.given}")
+        no_sandbox(error.given)
     user = NOBODY if not as_root and os.getuid() == 0 else None
     options: dict[str, Any] = {} if user is None else {"user": user, "group": user, "extra_groups": []}
     done = subprocess.run(

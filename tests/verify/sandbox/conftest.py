@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.verify.missing import no_sandbox
 
 from posttrain.verify.sandbox import Limits, Sandbox, SandboxUnavailable, open_sandbox
 
@@ -30,7 +31,7 @@ def opened(tier: str) -> Sandbox:
     try:
         return open_sandbox(tier, PATIENT, size=2)
     except SandboxUnavailable as error:
-        pytest.skip(f"this machine does not offer it: {error.given}")
+        no_sandbox(error.given)
 
 
 @pytest.fixture(scope="session", params=TIERS)
@@ -70,7 +71,7 @@ def run_as() -> Iterator[Callable[..., Any]]:
             **({"user": USER, "group": USER, "extra_groups": []} if other else {}),
         )
         if "SandboxUnavailable" in ran.stderr:
-            pytest.skip(ran.stderr.strip().splitlines()[-2])
+            no_sandbox(ran.stderr.strip().splitlines()[-2])
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout.splitlines()[-1])
 

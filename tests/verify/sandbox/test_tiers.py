@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.verify.missing import no_sandbox
 
 from posttrain.environment import Finding, check_environment
 from posttrain.errors import ConfigError
@@ -124,7 +125,7 @@ def test_what_has_held_is_remembered_and_a_change_asks_again(new_cache, monkeypa
         for _ in range(2):
             open_sandbox("landlock").close()
     except SandboxUnavailable as error:
-        pytest.skip(error.given)
+        no_sandbox(error.given)
     assert attacks == ["landlock"]
     (kept,) = new_cache.iterdir()
     assert json.loads(kept.read_text()) == {"tier": "landlock", "passed": True}
