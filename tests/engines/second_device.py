@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +28,6 @@ from torch import Tensor, nn
 from torch.nn.attention import varlen as _registers_the_operator  # noqa: F401
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 
 aten = torch.ops.aten
 DEVICE = torch.device("meta")
@@ -119,7 +118,7 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        tensors = [x for x in _leaves((args, kwargs)) if isinstance(x, Tensor)]
         ours = [x for x in tensors if isinstance(x, OnDevice)]
         target = torch.device(kwargs["device"]) if kwargs.get("device") is not None else None
         assert all(isinstance(x, OnDevice) or x.device != DEVICE for x in tensors), f"{func}: of another device"
@@ -137,14 +136,14 @@ class Device(TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if kwargs.get("device") is not None:
             kwargs["device"] = torch.device("cpu")
-        held = {id(x.host): x for x in tree_leaves((args, kwargs)) if isinstance(x, OnDevice)}
+        held = {id(x.host): x for x in _leaves((args, kwargs)) if isinstance(x, OnDevice)}
         plain = varlen if func is torch.ops.torch_attn._varlen_attn.default else func
-        out = plain(*tree_map(_host, args), **tree_map(_host, kwargs))
+        out = plain(*_each(_host, args), **_each(_host, kwargs))
         if plain is varlen:
-            self.note("varlen_attn", _read_by_varlen(*tree_map(_host, args), **tree_map(_host, kwargs)))
+            self.note("varlen_attn", _read_by_varlen(*_each(_host, args), **_each(_host, kwargs)))
         else:
             self._count(func, [x.host for x in held.values()], out)
-        return tree_map(lambda x: held[id(x)] if id(x) in held else OnDevice(x) if isinstance(x, Tensor) else x, out)
+        return _each(lambda x: held[id(x)] if id(x) in held else OnDevice(x) if isinstance(x, Tensor) else x, out)
 
     def _check(self, func: Any, tensors: Sequence[Tensor]) -> None:
         hosts = [x for x in tensors if not isinstance(x, OnDevice) and x.dim()]
@@ -158,7 +157,7 @@ class Device(TorchDispatchMode):
         alias = func._schema.returns[0].alias_info if func._schema.returns else None
         if func in _NOT_LAUNCHED or (alias is not None and not alias.is_write):
             return
-        outputs = [x for x in tree_leaves(out) if isinstance(x, Tensor)]
+        outputs = [x for x in _leaves(out) if isinstance(x, Tensor)]
         moved = [*inputs, *(x for x in outputs if all(x is not y for y in inputs))]
         name = func._schema.name.partition("::")[2]
         if func in _GATHERS:
@@ -274,9 +273,9 @@ class _Functions(TorchFunctionMode):
             args = tuple(self.device.cast(x) if isinstance(x, Tensor) else x for x in args)
             kwargs = {name: self.device.cast(x) if isinstance(x, Tensor) else x for name, x in kwargs.items()}
         if func is F.scaled_dot_product_attention and ours:
-            inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+            inputs = [x for x in _leaves((args, kwargs)) if isinstance(x, Tensor)]
             self.device._check(func, inputs)
-            out = func(*tree_map(_host, args), **tree_map(_host, kwargs))
+            out = func(*_each(_host, args), **_each(_host, kwargs))
             self.device.note("scaled_dot_product_attention", [*map(_host, inputs), out])
             return OnDevice(out)
         return func(*args, **kwargs)
@@ -331,6 +330,24 @@ def moved(model: nn.Module) -> nn.Module:
 def _moved(x: Tensor) -> Tensor:
     there = OnDevice(x.detach().clone())
     return nn.Parameter(there, requires_grad=x.requires_grad) if isinstance(x, nn.Parameter) else there
+
+
+def _leaves(x: Any) -> list[Any]:
+    """What lists, tuples and dicts hold, at any depth. PyTorch's own trees take longer than the operations."""
+    if isinstance(x, dict):
+        x = x.values()
+    elif not isinstance(x, list | tuple):
+        return [x]
+    return [leaf for one in x for leaf in _leaves(one)]
+
+
+def _each(function: Callable[[Any], Any], x: Any) -> Any:
+    """The same lists, tuples and dicts with the results of the function."""
+    if isinstance(x, dict):
+        return {name: _each(function, one) for name, one in x.items()}
+    if isinstance(x, list | tuple):
+        return type(x)([_each(function, one) for one in x])
+    return function(x)
 
 
 def _host(x: Any) -> Any:
