@@ -1,4 +1,4 @@
-"""Every process that a test of environments has started must end with the test."""
+"""Every process that a test of environments has started must end with the test. Hosts start fast."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import psutil
 import pytest
+from tests.episodes.hosts import fork_hosts
 
 WORD = "STARTED_BY_TEST"
 
@@ -23,3 +24,10 @@ def started(monkeypatch) -> Callable[[], list[psutil.Process]]:
         return [process for process in own if process.info["status"] != psutil.STATUS_ZOMBIE]
 
     return living
+
+
+@pytest.fixture(autouse=True)
+def forked_hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork the hosts of environments, except in tests that look for processes by their environment."""
+    if "started" not in request.fixturenames:
+        fork_hosts(monkeypatch)
