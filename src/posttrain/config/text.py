@@ -321,7 +321,7 @@ def line_of(file: str | PathLike[str], at: Steps, path: Steps) -> int | None:
 
 def _line_in_yaml(text: str, path: Steps, least: int) -> int | None:
     """Return the line of the deepest part of the path in the file; None if fewer than `least` steps exist."""
-    node, line = yaml.compose(text, _Reader), None
+    node, line = _composed(text), None
     for depth, step in enumerate(path):
         if isinstance(node, yaml.MappingNode):
             found = next(((key, value) for key, value in node.value if key.value == str(step)), None)
@@ -332,6 +332,12 @@ def _line_in_yaml(text: str, path: Steps, least: int) -> int | None:
             return line if depth >= least else None
         line, node = found[0].start_mark.line + 1, found[1]
     return line
+
+
+@lru_cache(maxsize=1)
+def _composed(text: str) -> yaml.Node | None:
+    """Return the nodes of a file. Every problem of a file asks for its line, so the last file is kept."""
+    return yaml.compose(text, _Reader)
 
 
 def _line_in_toml(text: str, path: Steps, least: int) -> int | None:

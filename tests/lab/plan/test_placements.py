@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -20,6 +21,12 @@ def planned(gpus: str = "4090", model: str = "0.5b", **changes: Any) -> Plan:
     return make_plan(None, SETTINGS | changes, model=model, algorithm="grpo", gpus=gpus)
 
 
+@functools.cache
+def usual(gpus: str = "4090") -> Plan:
+    """The plan of `SETTINGS`, made once for the tests that read it."""
+    return planned(gpus)
+
+
 def config(**changes: Any):
     rollout = {"engine": "vllm", **changes.pop("rollout", {})}
     train = {"steps": 2, **changes.pop("train", {})}
@@ -30,13 +37,13 @@ def config(**changes: Any):
 def test_bytes_of_a_server_of_half_a_billion_parameters():
     """There are 494,032,768 parameters, with the embedding of 151,936 x 896 twice, in two bytes each. A token has 24
     layers of two heads of 64 numbers, for keys and values: 24 x 2 x 2 x 64 x 2 = 12,288 bytes. A row has 256 + 256."""
-    for placed in planned().placements:
+    for placed in usual().placements:
         assert placed.server.weights == 2 * (494_032_768 + 151_936 * 896) == 1_260_334_848
         assert placed.server.cache == 8 * 512 * 12_288 == 50_331_648
 
 
 def test_on_one_gpu_sampling_has_the_server_beside_what_stays_and_training_has_it_asleep():
-    shared, beside = planned().placements
+    shared, beside = usual().placements
     assert [shared.placement, beside.placement] == ["shared", "beside"]
     generate, trained = shared.memory.phase("generate"), shared.memory.phase("train")
     alone = beside.memory.phase("train")
@@ -51,7 +58,7 @@ def test_on_one_gpu_sampling_has_the_server_beside_what_stays_and_training_has_i
 
 
 def test_beside_each_gpu_has_its_own_and_the_larger_one_counts():
-    _, beside = planned().placements
+    _, beside = usual().placements
     generate = beside.memory.phase("generate")
     assert generate is not None
     assert generate.place == "engine"
@@ -68,7 +75,7 @@ def test_the_cache_shrinks_to_what_the_trainer_leaves_and_not_below_a_row():
 
 
 def test_a_step_in_turns_costs_a_sleep_and_a_wake_more_than_on_two_gpus():
-    shared, beside = planned().placements
+    shared, beside = usual().placements
     assert 3600 / shared.steps_per_hour - 3600 / beside.steps_per_hour == pytest.approx(TURN_SECONDS)
     ahead = planned("2x4090", **AHEAD)
     assert ahead.beside is not None
@@ -77,7 +84,7 @@ def test_a_step_in_turns_costs_a_sleep_and_a_wake_more_than_on_two_gpus():
 
 
 def test_the_plan_takes_what_the_run_takes():
-    one, two = planned(), planned("2x4090")
+    one, two = usual(), usual("2x4090")
     assert [placed.chosen for placed in one.placements] == [True, False]
     assert [placed.chosen for placed in two.placements] == [False, True]
     assert one.verdict == one.placements[0].verdict
@@ -88,7 +95,7 @@ def test_the_plan_takes_what_the_run_takes():
 
 
 def test_the_plan_says_both():
-    plan = planned()
+    plan = usual()
     text = " ".join(plan.render().split())
     assert "Server vLLM takes 3.2 GiB: weights 1.2 GiB, KV cache 48 MiB (for up to 8 rows), overhead 2.0 GiB" in text
     assert "shared (one GPU, in turns) fits: yes" in text
