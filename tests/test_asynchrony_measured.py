@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import statistics
 from dataclasses import replace
-from functools import cache
 from typing import Any
 
 import pytest
@@ -35,10 +34,7 @@ def test_the_page_is_that_of_the_results_on_file():
 
 
 @pytest.mark.parametrize("module", [speed, learning], ids=["speed", "learning"])
-def test_the_lines_follow_from_the_runs_on_file_which_are_of_the_settings_as_they_are_now(
-    module: Any, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(speed, "_longest", cache(speed._longest))  # each line asks for the same mean of 50,000 rows
+def test_the_lines_follow_from_the_runs_on_file_which_are_of_the_settings_as_they_are_now(module: Any):
     found = part(module.__name__.rpartition(".")[2])
     assert json.loads(json.dumps(module.summary(found["runs"]))) == found
 

@@ -180,9 +180,10 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if same:
             lines.append({"run_ahead": setting[0], "max_staleness": setting[1], "runs": len(same)} | _line(same))
     slow = next(line for line in lines if line["run_ahead"] == 0)
+    longest = _longest()
     for line in lines:
         line["times"] = line["steps_per_second"] / slow["steps_per_second"]
-        line["times_at_pace"] = (_longest() * slow["answer_tokens"] + slow["busy_seconds"]) * line["steps_per_second"]
+        line["times_at_pace"] = (longest * slow["answer_tokens"] + slow["busy_seconds"]) * line["steps_per_second"]
     scores = {(run["run_ahead"], run["seed"]): run["score"] for run in runs}
     both = [seed for seed in SEEDS if (0, seed) in scores and (DEFAULT[0], seed) in scores]
     change = paired_interval([scores[0, seed] for seed in both], [scores[DEFAULT[0], seed] for seed in both])
