@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from posttrain.config import check, describe_fields, load_config, to_yaml
+from posttrain.config import check, describe_fields, load_config, schema, to_yaml
 from posttrain.config.text import MAX_BYTES, read_mapping
 from posttrain.errors import ConfigError
 
@@ -80,6 +80,20 @@ def test_hostile_files_are_refused_in_words(tmp_path):
             path = tmp_path / f"run{suffix}"
             path.write_bytes(text.encode())
             assert str(path) in refused(path), name
+
+
+@pytest.mark.parametrize("ending", ["yaml", "toml"])
+def test_a_file_of_thousands_of_unknown_keys_is_refused_and_few_of_them_are_compared(tmp_path, monkeypatch, ending):
+    """Such a file is data and no configuration. To compare each key with all settings would take minutes."""
+    compared = []
+    suggest = schema.suggest
+    monkeypatch.setattr(schema, "suggest", lambda *given: compared.append(given) or suggest(*given))
+    line = {"yaml": "row{}: {}\n", "toml": "row{} = {}\n"}[ending]
+    file = tmp_path / f"rows.{ending}"
+    file.write_text("".join(line.format(n, n) for n in range(5_000)))
+    with pytest.raises(ConfigError, match=r"(?s)problems in .*1\. .*20\. .*\.\.\. and \d{4} more\.$"):
+        load_config(file)
+    assert 20 < len(compared) <= schema.MOST_HINTS
 
 
 def test_what_is_no_regular_file_is_refused_and_never_waited_for(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,8 +23,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from posttrain.config import check, load_config
+from posttrain.engines import decoding_path
 from posttrain.engines.engine import Draw, Row
 from posttrain.errors import PosttrainError
+from posttrain.models import forward_path
 from posttrain.train.api import run_folder, train_resolved
 
 Record = Mapping[str, Any]
@@ -148,7 +150,8 @@ PRODUCTS = (torch.ops.aten.mm.default, torch.ops.aten.addmm.default)
 
 
 class Effort(TorchDispatchMode):
-    """Counts what settings of memory and speed change. None of it is a result."""
+    """Counts what settings of memory and speed change. None of it is a result. Trials of a model do not count, because
+    only the first run with it makes them (tests/trials.py)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,25 +164,43 @@ class Effort(TorchDispatchMode):
         self.kept_numbers = 0
         """Numbers that were kept for backward passes."""
         self.vocabulary = 0
+        self.counts = True
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
         def keep(tensor: Tensor) -> Tensor:
-            self.kept_numbers += tensor.numel()
+            self.kept_numbers += tensor.numel() * self.counts
             return tensor
 
         def draw(drawing: Draw, logits_BV: Tensor, rows: Sequence[Row]) -> tuple[Tensor, Tensor]:
-            self.decoded_rows = max(self.decoded_rows, len(rows))
+            self.decoded_rows = max(self.decoded_rows, len(rows) * self.counts)
             return original(drawing, logits_BV, rows)
 
         original = Draw.__call__
-        with self, saved_tensors_hooks(keep, lambda tensor: tensor), mock.patch.object(Draw, "__call__", draw):
+        with contextlib.ExitStack() as patches:
+            patches.enter_context(self)
+            patches.enter_context(saved_tensors_hooks(keep, lambda tensor: tensor))
+            patches.enter_context(mock.patch.object(Draw, "__call__", draw))
+            for module in (decoding_path, forward_path):
+                patches.enter_context(mock.patch.object(module, "_find_path", self.uncounted(module._find_path)))
             yield
+
+    def uncounted(self, trial: Callable[..., Any]) -> Callable[..., Any]:
+        def found(*model: Any) -> Any:
+            self.counts = False
+            try:
+                return trial(*model)
+            finally:
+                self.counts = True
+
+        return found
 
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
+        if not self.counts:
+            return out
         if func is torch.ops.aten.embedding.default:
             self.vocabulary = args[0].shape[0]
             self.training_passes += torch.is_grad_enabled()

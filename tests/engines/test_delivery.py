@@ -24,6 +24,7 @@ from torch import nn
 
 import posttrain
 from posttrain.engines import DeliveryProof, LocalSampler
+from posttrain.engines.call import Call
 from posttrain.engines.delivery import check_receipt, deliver, tolerance_for
 from posttrain.engines.sampler import Receipt
 from posttrain.engines.weights import named_tensors
@@ -228,6 +229,24 @@ def test_a_tensor_that_has_no_counterpart_is_found():
     policy.register_parameter("new", nn.Parameter(torch.zeros(1)))
     with pytest.raises(PublishError, match=r"lacks 1 tensors \(new\)"):
         check(policy, sampler)
+
+
+class DecodesWithACopy(LocalSampler):
+    """A sampler that shares the policy's modules and tries them, but decodes with a copy of them."""
+
+    def __init__(self, policy: nn.Module) -> None:
+        super().__init__(policy, tiny_tokenizer(), [EOS], shared=True, version=1)
+        self.other = LocalSampler(copy.deepcopy(policy), tiny_tokenizer(), [EOS], shared=True, version=1)
+
+    def begin(self) -> Call:
+        super().begin()
+        return self.other.begin()
+
+
+def test_a_copy_is_found_at_the_first_delivery_though_the_trials_of_a_model_read_it():
+    policy = tiny_model()
+    with pytest.raises(PublishError, match=r"decoding does not read model\.embed_tokens\.weight"):
+        check(policy, DecodesWithACopy(policy))
 
 
 class CachesTheHead(LocalSampler):

@@ -25,7 +25,7 @@ from posttrain.config.algorithm import AlgorithmConfig, complete_algorithm, name
 from posttrain.config.names import nearest
 from posttrain.config.presets import PRESETS
 from posttrain.config.run import REWARD_MODEL, RunConfig, setting_names, walker
-from posttrain.config.schema import Problem, Walker, combine, explain
+from posttrain.config.schema import MOST_HINTS, Problem, Walker, combine, explain
 from posttrain.config.text import (
     REDACTED,
     Steps,
@@ -108,8 +108,10 @@ class Layers:
                 node[step] = copy.deepcopy(stands_for)
                 self.origins |= {leaf: giver for leaf, _ in leaves(stands_for, path[:depth]) if stands_for}
             node = node[step]
+        is_new = isinstance(node, dict) and path[-1] not in node
         node[path[-1]] = value
-        self._forget(path)
+        if not is_new:
+            self._forget(path)
         whole_list = isinstance(node, list) and not isinstance(value, dict)  # a list of scalars is one leaf
         self.origins |= {leaf: origin for leaf, _ in leaves(value, path[:-1] if whole_list else path)}
 
@@ -360,7 +362,8 @@ def _validated(layers: Layers, places: Places, told: _Told, checks: Iterable[Che
             return config
     except ValidationError as error:
         problems += explain(error, walker(), setting_names, own=lambda: names_under(layers.tree.get("algorithm")))
-    placed = [replace(p, place=p.place or (places.of(p.path) if p.path else "")) for p in problems]
+    placed = [replace(p, place=p.place or (places.of(p.path) if p.path else "")) for p in problems[:MOST_HINTS]]
+    placed += problems[MOST_HINTS:]  # not shown anyway
     placed += [Problem.of(e, place=places.named_in(e)) for e in _broken_beside(problems, layers.tree, checks)]
     raise combine(placed, places.where) from None
 

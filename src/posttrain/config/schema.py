@@ -10,12 +10,12 @@ import difflib
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 from pydantic import ValidationError
 
-from posttrain.config.names import suggest, value_of_ours
+from posttrain.config.names import Hint, suggest, value_of_ours
 from posttrain.config.text import Steps, dotted, leaves, show
 from posttrain.errors import ConfigError, PosttrainError
 
@@ -23,6 +23,8 @@ Schema = Mapping[str, Any]
 
 SHOWN_PROBLEMS = 20
 """Maximum number of listed problems. Others are only counted: a file for another library can have hundreds."""
+MOST_HINTS = 100
+"""Number of problems with a hint and a line. Only a file that is no configuration has more, and not all are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,6 +205,7 @@ def explain(
     only for an unknown key. `prefix` is the path of the schema in the configuration.
     """
     found: dict[Steps, list[Problem]] = {}
+    known, own = cache(known), cache(own)
     for detail in error.errors():
         inner, node = walker.clean(detail["loc"])
         path = (*prefix, *inner)
@@ -212,7 +215,9 @@ def explain(
         elif isinstance(cause, ConfigError):
             problems = [_refused(path, cause)]
         elif detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            problems = unknown((*path, detail["loc"][-1]), detail["input"], known(), own())
+            at = (*path, detail["loc"][-1])
+            hints = len(found) < MOST_HINTS
+            problems = unknown(at, detail["input"], known(), own()) if hints else unknown(at, detail["input"])
         elif detail["type"] == "missing":
             problems = [missing(path, node, walker)]
         else:
@@ -220,22 +225,22 @@ def explain(
         for problem in problems:
             if problem not in found.setdefault(problem.path, []):
                 found[problem.path].append(problem)
-    return [problem for path in found for problem in found[path] if not _has_deeper(path, found)]
+    above = {path[:length] for path in found for length in range(len(path))}
+    # Of a value that fits no alternative, only the deepest problem is reported.
+    return [problem for path in found if path not in above for problem in found[path]]
 
 
-def _has_deeper(path: Steps, paths: Iterable[Steps]) -> bool:
-    """Return true if a longer path has a problem, too: a value that fits no alternative is reported once."""
-    return any(len(other) > len(path) and other[: len(path)] == path for other in paths)
+def unknown(path: Steps, value: Any, known: Iterable[str] | None = None, own: Collection[str] = ()) -> list[Problem]:
+    """Return one problem for each leaf below a key that does not exist.
 
-
-def unknown(path: Steps, value: Any, known: Iterable[str], own: Collection[str] = ()) -> list[Problem]:
-    """Return one problem for each leaf below a key that does not exist."""
-    known = list(known)
-    problems = []
+    The first `MOST_HINTS` problems say which setting may be meant. Without `known`, no problem does.
+    """
+    known = None if known is None else list(known)
+    problems: list[Problem] = []
     for leaf, leaf_value in leaves(value, path):
         name = ".".join(str(step) for step in leaf if not isinstance(step, int))
         shown = show(leaf_value, key=str(leaf[-1]))
-        hint = suggest(name, shown, known, own)
+        hint = suggest(name, shown, known, own) if known is not None and len(problems) < MOST_HINTS else Hint("")
         given = f"{dotted(leaf)} = {shown} is not a setting"
         problems.append(Problem(path=leaf, given=given, fix=hint.text, meant=hint.key))
     return problems

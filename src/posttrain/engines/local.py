@@ -210,6 +210,7 @@ class LocalSampler:
         If it reads casts, these must be casts of those tensors.
         """
         ids, casts = [*prompt_ids[0], completion_ids[0][0]], self._dtype is not None and self.device.type != "cpu"
+        self.begin()  # tries a new model now: its trials read every tensor, and decoding may not
         with ExitStack() as in_place:
             with Reads() as reads:
                 if casts:

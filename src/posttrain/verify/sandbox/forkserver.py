@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import select
@@ -47,7 +46,8 @@ class ForkServer:
     """A fork-server, which starts when the object is created. SandboxUnavailable says why it did not start."""
 
     def __init__(self, command: Command) -> None:
-        importlib.import_module("posttrain.verify.sandbox.inside.server")  # writes the bytecode, which -B does not
+        from posttrain.verify.sandbox.inside import server  # noqa: F401 (writes the bytecode, which -B does not)
+
         self._on_close = command.on_close
         self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `close`)
         self._folder: str | None = None
