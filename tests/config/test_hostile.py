@@ -82,15 +82,25 @@ def test_hostile_files_are_refused_in_words(tmp_path):
             assert str(path) in refused(path), name
 
 
-@pytest.mark.parametrize("ending", ["yaml", "toml"])
-def test_a_file_of_thousands_of_unknown_keys_is_refused_and_few_of_them_are_compared(tmp_path, monkeypatch, ending):
+@pytest.mark.parametrize(
+    ("name", "head", "line"),
+    [
+        ("rows.yaml", "", "row{0}: {0}\n"),
+        ("rows.toml", "", "row{0} = {0}\n"),
+        ("grpo.yaml", "algorithm:\n  name: grpo\n", "  row{0}: {0}\n"),
+        ("no_algorithm.toml", "", "algorithm.row{0} = {0}\n"),
+    ],
+    ids=["yaml", "toml", "of an algorithm", "of no algorithm"],
+)
+def test_a_file_of_thousands_of_unknown_keys_is_refused_and_few_of_them_are_compared(
+    tmp_path, monkeypatch, name, head, line
+):
     """Such a file is data and no configuration. To compare each key with all settings would take minutes."""
     compared = []
     suggest = schema.suggest
     monkeypatch.setattr(schema, "suggest", lambda *given: compared.append(given) or suggest(*given))
-    line = {"yaml": "row{}: {}\n", "toml": "row{} = {}\n"}[ending]
-    file = tmp_path / f"rows.{ending}"
-    file.write_text("".join(line.format(n, n) for n in range(5_000)))
+    file = tmp_path / name
+    file.write_text(head + "".join(line.format(n) for n in range(5_000)))
     with pytest.raises(ConfigError, match=r"(?s)problems in .*1\. .*20\. .*\.\.\. and \d{4} more\.$"):
         load_config(file)
     assert 20 < len(compared) <= schema.MOST_HINTS

@@ -167,7 +167,13 @@ class StubServer:
         pending, self.pending = [row for row in self.pending if not row.logits.done()], []
         for model in {row.model for row in pending}:
             rows = [row for row in pending if row.model is model]
-            for row, logits in zip(rows, logits_after([row.ids for row in rows], model), strict=True):
+            try:
+                found = logits_after([row.ids for row in rows], model)
+            except Exception as error:  # each request answers with it
+                for row in rows:
+                    row.logits.set_exception(error)
+                continue
+            for row, logits in zip(rows, found, strict=True):
                 row.logits.set_result(logits)
 
     def scaled(self, logits: torch.Tensor, sampling: dict[str, Any]) -> torch.Tensor:

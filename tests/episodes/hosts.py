@@ -35,8 +35,9 @@ def fork_hosts(patch: pytest.MonkeyPatch) -> None:
 
 
 class ForkedHost(LocalChild):
-    """A host that is forked instead of importing everything again. It otherwise equals the one of a run.
+    """A host that is forked instead of importing everything again.
 
+    Only a host that still runs is searched for processes that it left behind.
     `/proc` shows the environment of the process that it is forked from, so tests that find processes by their
     environment need the host of a run.
     """
@@ -54,7 +55,8 @@ class ForkedHost(LocalChild):
         self.channel, theirs = socket.socketpair()
         lifeline, self._alive = multiprocessing.Pipe(duplex=False)
         self._mark = new_mark()
-        given = {**os.environ, **(environment or {}), MARK: self._mark}
+        path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
+        given = {**os.environ, "PYTHONPATH": path, **(environment or {}), MARK: self._mark}
         with theirs, lifeline, _STARTING, mock.patch.object(forkserver, "connect_to_new_process", _server()):
             context = multiprocessing.get_context("forkserver")
             self._forked = context.Process(target=_host, args=(given, sys.path, lifeline, theirs), daemon=True)

@@ -275,12 +275,17 @@ def test_async_functions_of_both_forms(reward_file, score):
         "LOOP = asyncio.get_event_loop(); LOOP.run_until_complete(asyncio.sleep(0))",
         "LOOP = asyncio.get_event_loop(); LOOP.close()",
         "LOOP = None; asyncio.run(asyncio.sleep(0))",
+        "LOOP = None; B = asyncio.new_event_loop(); asyncio.set_event_loop(B); run_in_a_thread(B)",
     ],
 )
 def test_an_async_function_runs_on_the_loop_that_its_file_took_and_a_plain_one_finds_it(reward_file, built, at_import):
     """A file may create a client when it is imported. The loop stays the same from batch to batch."""
     code = f"""
-    import asyncio
+    import asyncio, threading
+
+    def run_in_a_thread(loop):
+        threading.Thread(target=loop.run_forever, daemon=True).start()
+        asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop).result()
 
     {at_import}
     OPEN = LOOP is not None and not LOOP.is_closed()

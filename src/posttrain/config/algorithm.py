@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, model_vali
 from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.registry import ENTRY_POINTS
 from posttrain.config.names import foreign, nearest, value_of_ours
-from posttrain.config.schema import Problem, Problems, Walker, explain, missing, mistyped, unknown
+from posttrain.config.schema import MOST_HINTS, Problem, Problems, Walker, explain, missing, mistyped, unknown
 from posttrain.config.text import Steps, show
 from posttrain.config.values import Part, Text, expand, in_range
 from posttrain.errors import ConfigError
@@ -83,7 +83,8 @@ def complete_algorithm(given: Mapping[str, Any]) -> dict[str, Any]:
     adapter, walker = _adapter(ALGORITHMS[name])
     allowed = settings_of(name)
     strange = [key for key in settings if key not in allowed]
-    problems = [problem for key in strange for problem in _not_of_algorithm(key, settings.pop(key), name)]
+    problems = [problem for key in strange[:MOST_HINTS] for problem in _not_of_algorithm(key, settings.pop(key), name)]
+    problems += [p for key in strange[MOST_HINTS:] for p in unknown(("algorithm", key), settings.pop(key), [], hints=0)]
     for key in [key for key, value in settings.items() if isinstance(value, bool)]:  # true is not the number 1
         if "true" not in walker.describe(allowed[key]):
             problems.append(mistyped(("algorithm", key), allowed[key], settings.pop(key), walker))
@@ -142,7 +143,11 @@ def _settings_of_none(settings: Mapping[str, Any]) -> list[Problem]:
     """Return the problems of settings that no algorithm has."""
     known = Part.setting_names()
     wrong = [(key, value) for key, value in settings.items() if f"algorithm.{key}" not in known]
-    return [problem for key, value in wrong for problem in unknown(("algorithm", key), value, known)]
+    return [
+        problem
+        for number, (key, value) in enumerate(wrong)
+        for problem in unknown(("algorithm", key), value, known, hints=max(0, MOST_HINTS - number))
+    ]
 
 
 def names_under(section: Any) -> list[str]:

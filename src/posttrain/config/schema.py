@@ -215,9 +215,8 @@ def explain(
         elif isinstance(cause, ConfigError):
             problems = [_refused(path, cause)]
         elif detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            at = (*path, detail["loc"][-1])
-            hints = len(found) < MOST_HINTS
-            problems = unknown(at, detail["input"], known(), own()) if hints else unknown(at, detail["input"])
+            hints = max(0, MOST_HINTS - len(found))
+            problems = unknown((*path, detail["loc"][-1]), detail["input"], known(), own(), hints=hints)
         elif detail["type"] == "missing":
             problems = [missing(path, node, walker)]
         else:
@@ -230,17 +229,19 @@ def explain(
     return [problem for path in found if path not in above for problem in found[path]]
 
 
-def unknown(path: Steps, value: Any, known: Iterable[str] | None = None, own: Collection[str] = ()) -> list[Problem]:
+def unknown(
+    path: Steps, value: Any, known: Iterable[str], own: Collection[str] = (), *, hints: int = MOST_HINTS
+) -> list[Problem]:
     """Return one problem for each leaf below a key that does not exist.
 
-    The first `MOST_HINTS` problems say which setting may be meant. Without `known`, no problem does.
+    The first `hints` problems say which setting may be meant.
     """
-    known = None if known is None else list(known)
+    known = list(known)
     problems: list[Problem] = []
     for leaf, leaf_value in leaves(value, path):
         name = ".".join(str(step) for step in leaf if not isinstance(step, int))
         shown = show(leaf_value, key=str(leaf[-1]))
-        hint = suggest(name, shown, known, own) if known is not None and len(problems) < MOST_HINTS else Hint("")
+        hint = suggest(name, shown, known, own) if len(problems) < hints else Hint("")
         given = f"{dotted(leaf)} = {shown} is not a setting"
         problems.append(Problem(path=leaf, given=given, fix=hint.text, meant=hint.key))
     return problems

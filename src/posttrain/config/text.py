@@ -341,7 +341,14 @@ def _composed(text: str) -> yaml.Node | None:
 
 
 def _line_in_toml(text: str, path: Steps, least: int) -> int | None:
-    """Like `_line_in_yaml`. Reads TOML by statements: each ends at the first line with which it is valid alone."""
+    """Like `_line_in_yaml`."""
+    seen = _lines_of_toml(text)
+    return next((seen[path[:length]] for length in range(len(path), least - 1, -1) if path[:length] in seen), None)
+
+
+@lru_cache(maxsize=1)
+def _lines_of_toml(text: str) -> Mapping[Steps, int]:
+    """Return the line of each path. Reads by statements: each ends at the first line with which it is valid alone."""
     table: Steps = ()
     last: dict[Steps, int] = {}  # array of tables -> number of its last entry
     seen: dict[Steps, int] = {}
@@ -363,7 +370,7 @@ def _line_in_toml(text: str, path: Steps, least: int) -> int | None:
             for length in range(len(leaf) + 1):
                 seen.setdefault((*table, *leaf[:length]), first)
         statement = ""
-    return next((seen[path[:length]] for length in range(len(path), least - 1, -1) if path[:length] in seen), None)
+    return seen
 
 
 def _only_path(table: Any) -> Steps:

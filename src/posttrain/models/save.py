@@ -239,13 +239,16 @@ def verify_weights(folder: Path, lm: PreTrainedModel, weights: Mapping[str, Tens
 
 
 _NAMES: dict[tuple[type[PreTrainedModel], str], frozenset[str]] = {}
-"""Names of the weights of a plain model, by its class and config. It is made once."""
+"""Names of the weights of a plain model, by its class and config, for the last `FEW` of them."""
+FEW = 8
 
 
 def _verify_names(lm: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError unless these are exactly the weights of a plain model of this class and config."""
     kind = type(lm), lm.config.to_json_string(use_diff=False)
     if kind not in _NAMES:
+        if len(_NAMES) == FEW:
+            del _NAMES[next(iter(_NAMES))]
         _NAMES[kind] = frozenset(_without_weights(lm).state_dict())
     plain = _NAMES[kind]
     for name in plain ^ weights.keys():

@@ -10,6 +10,7 @@ import math
 import threading
 import time
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
@@ -174,6 +175,24 @@ def run_call(function: Callable[..., Any], arguments: Mapping[str, Any], setting
     except BaseException as error:  # SystemExit too: a reward function must not end the run
         return failed(error, time.perf_counter() - start)
     return judged(value, time.perf_counter() - start)
+
+
+def own_runner() -> asyncio.Runner:
+    """Return a runner on the event loop that a reward file took when it was imported; otherwise on a new one.
+
+    The file may have created clients for its loop. A loop that it has closed, or runs in a thread, is not used.
+    """
+    import asyncio  # takes 30 ms, and most functions are not async
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        try:
+            loop = asyncio.get_event_loop()
+        except RuntimeError:  # the file has called asyncio.run
+            loop = None
+    if loop is None or loop.is_closed():
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=asyncio.new_event_loop if loop.is_running() else lambda: loop)
 
 
 async def _gather(

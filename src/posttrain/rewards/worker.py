@@ -16,7 +16,6 @@ import signal
 import socket
 import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain import wire
 from posttrain.descendants import keep_orphans
 from posttrain.errors import PosttrainError
-from posttrain.rewards.calls import Outcome, Signature, run_calls
+from posttrain.rewards.calls import Outcome, Signature, own_runner, run_calls
 from posttrain.rewards.load import Target, load
 
 if TYPE_CHECKING:
@@ -44,26 +43,9 @@ def main() -> None:
     channel.set_inheritable(False)
     loaded: dict[Target, tuple[Callable[..., Any], Signature]] = {}
     with ExitStack() as ends:
-        runner = functools.cache(lambda: ends.enter_context(_event_loop()))
+        runner = functools.cache(lambda: ends.enter_context(own_runner()))  # one, so that open clients stay usable
         for request in _requests(channel):
             _serve(request, loaded, runner, lambda message: channel.sendall(wire.encode(message)))
-
-
-def _event_loop() -> asyncio.Runner:
-    """The event loop of the worker's async functions. There is one for its life, so that open clients stay usable. If a
-    file asked asyncio for its loop when it was imported, it is that one."""
-    import asyncio  # takes 30 ms, and most functions are not async
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        try:
-            loop = asyncio.get_event_loop()
-        except RuntimeError:  # the file has ended its loop
-            loop = asyncio.new_event_loop()
-    if loop.is_closed():
-        loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    return asyncio.Runner(loop_factory=lambda: loop)
 
 
 def _requests(channel: socket.socket) -> Iterator[Any]:
@@ -86,8 +68,6 @@ def _serve(
             function = load(target)
             signature = Signature.of(function, target.name)
             loaded[target] = function, signature
-            if signature.is_async or "asyncio" in sys.modules:  # a plain function may ask asyncio for its event loop
-                runner()
         except PosttrainError as error:
             reply({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}, "done": True})
             return
@@ -95,6 +75,8 @@ def _serve(
     elif not calls:
         reply({"done": True})
     function, signature = loaded[target]
+    if signature.is_async or "asyncio" in sys.modules:  # a plain function may ask asyncio for its event loop
+        runner()
     left = len(calls)
 
     def emit(number: int, outcome: Outcome) -> None:

@@ -182,8 +182,8 @@ def rows_without_trained_tokens_do_not_matter(algorithm: Algorithm, raw: Raw, *,
     require_same_metrics(metrics, whole.metrics)
 
 
-def what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, raw: Raw, *values: float) -> None:
-    """Require that each of the values outside the mask changes nothing, and that the gradient there is exactly 0."""
+def what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, raw: Raw, hidden: float, *more: float) -> None:
+    """Require that each of these values outside the mask changes nothing, and that the gradient there is exactly 0."""
 
     def tried(fill: float) -> tuple[Tensor, dict[str, Tensor]]:
         filled, outside = _filled(raw, fill)
@@ -201,14 +201,14 @@ def what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, raw: Raw, *
         return loss, found
 
     expected_loss, expected = tried(-1.0)
-    for hidden in values:
-        loss, found = tried(hidden)
+    for value in (hidden, *more):
+        loss, found = tried(value)
         require(
             torch.equal(loss, expected_loss),
-            f"the loss is {loss.item()} with {hidden} outside the mask, not {expected_loss}",
+            f"the loss is {loss.item()} with {value} outside the mask, not {expected_loss}",
         )
         for name, gradient in expected.items():
-            require(torch.equal(found[name], gradient), f"{hidden} outside the mask changes the gradient of {name}")
+            require(torch.equal(found[name], gradient), f"{value} outside the mask changes the gradient of {name}")
 
 
 def _filled(raw: Raw, fill: float) -> tuple[Raw, Tensor]:

@@ -71,7 +71,7 @@ def run_as() -> Iterator[Callable[..., Any]]:
             **({"user": USER, "group": USER, "extra_groups": []} if other else {}),
         )
         if "SandboxUnavailable" in ran.stderr:
-            no_sandbox(ran.stderr.strip().splitlines()[-2])
+            no_sandbox(ran.stderr[ran.stderr.rindex("SandboxUnavailable") :])
         assert ran.returncode == 0, ran.stderr
         return json.loads(ran.stdout.splitlines()[-1])
 

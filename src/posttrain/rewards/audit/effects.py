@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ from types import CodeType
 from typing import Any
 
 from posttrain.rewards.audit.calling import Calling
+from posttrain.rewards.calls import own_runner
 
 MARKER = "posttrain_probe_value"
 """A name in the probe's completions. Code that contains it was made from their text."""
@@ -38,7 +38,7 @@ def probe(calling: Calling) -> dict[str, Any]:
             seen.setdefault(found[0], {})[found[1]] = None
 
     sys.addaudithook(hook)
-    with asyncio.Runner() as runner:
+    with own_runner() as runner:
         runner.get_loop()  # a loop opens its own pair of sockets
         before = _globals()
         calling.run(runner)

@@ -6,7 +6,6 @@ ends it after SECONDS, whatever the reward does.
 
 from __future__ import annotations
 
-import asyncio
 import faulthandler
 import json
 import sys
@@ -17,12 +16,13 @@ from typing import Any
 from posttrain import wire
 from posttrain.rewards.audit import effects, safety
 from posttrain.rewards.audit.calling import Calling
+from posttrain.rewards.calls import own_runner
 from posttrain.rewards.load import Target, load
 
 
 def scores(calling: Calling) -> dict[str, Any]:
     """The value of each completion; None if it has none."""
-    with asyncio.Runner() as runner:
+    with own_runner() as runner:
         return {"values": [value for outcome in calling.run(runner) for value in calling.values(outcome)]}
 
 

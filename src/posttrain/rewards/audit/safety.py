@@ -11,7 +11,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from posttrain.rewards.audit.calling import Calling
-from posttrain.rewards.calls import Outcome
+from posttrain.rewards.calls import Outcome, own_runner
 from posttrain.rewards.load import Target, load
 
 THREADS = 4
@@ -24,7 +24,7 @@ SPAWN_SECONDS = 15.0
 
 def probe(calling: Calling) -> dict[str, Any]:
     """Failures of calls that work in the main thread but not elsewhere, by place; and the worst stall in seconds."""
-    with asyncio.Runner() as runner:
+    with own_runner() as runner:
         expected = calling.run(runner)
     problems = {
         "in a thread": _difference(calling, expected, _threaded(calling, 1)),
