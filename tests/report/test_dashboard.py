@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.synchronize import Semaphore
 from pathlib import Path
 from urllib.parse import quote, urlsplit
 
@@ -297,8 +298,9 @@ def test_nothing_that_others_wrote_becomes_markup(payload, tmp_path):
 # --- runs in any state ------------------------------------------------------------------------------------------------
 
 
-def _write_slowly(folder: str, steps: int) -> None:
-    """Write a run in a separate process. Each line comes in two halves, as a reader may find it."""
+def _write_slowly(folder: str, steps: int, seen: Semaphore) -> None:
+    """Write a run in a separate process. Each line comes in two halves, as a reader may find it. After every twenty
+    steps, wait until the reader has seen something of them."""
     path, rng = Path(folder), random.Random(0)
     (path / ".lock").write_text(f"pid {os.getpid()} on {socket.gethostname()}\n")
     with (path / "metrics.jsonl").open("a", buffering=1) as out:
@@ -308,6 +310,8 @@ def _write_slowly(folder: str, steps: int) -> None:
                 out.write(half)
                 out.flush()
                 time.sleep(0.004)
+            if step % 20 == 0:
+                seen.acquire()
     time.sleep(60)
 
 
@@ -315,7 +319,9 @@ def test_a_run_that_is_being_written_is_shown_as_far_as_it_is(tmp_path):
     folder = write_run(tmp_path / "runs" / "now")
     write_lines(folder / "events.jsonl", [{"time": "2026-11-20T10:00:00+00:00", "step": 0, "kind": "start"}])
     (folder / "metrics.jsonl").unlink()
-    writer = multiprocessing.get_context("spawn").Process(target=_write_slowly, args=(str(folder), 100))
+    context = multiprocessing.get_context("spawn")
+    seen = context.Semaphore(0)
+    writer = context.Process(target=_write_slowly, args=(str(folder), 100, seen))
     process, browser = start("runs", cwd=tmp_path)
     try:
         browser = browser.enter()
@@ -327,6 +333,8 @@ def test_a_run_that_is_being_written_is_shown_as_far_as_it_is(tmp_path):
                 status = browser.ask(path)[0]
                 assert status == 200
             steps.append(json.loads(browser.ask("/api/runs/now")[2])["step"])
+            if steps[-1] > max(steps[:-1], default=0):
+                seen.release()
         assert steps == sorted(steps)
         assert (steps[-1], len(set(steps)) > 3) == (100, True)
         assert json.loads(browser.ask("/api/runs")[2])["runs"][0]["state"] == "running"
