@@ -18,7 +18,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -145,3 +145,14 @@ def wait_passively() -> None:
     unloaded = type(sys.modules.get("torch")) in (type(None), Deferred)
     if unloaded and not any(name in os.environ for name in WAITING):
         os.environ["GOMP_SPINCOUNT"] = "30000"
+
+
+def names_on_first_use(package: str, places: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package that imports the module of each of these names on first use."""
+
+    def get(name: str) -> Any:
+        if name not in places:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(places[name]), name)
+
+    return get, lambda: sorted({*vars(sys.modules[package]), *places})

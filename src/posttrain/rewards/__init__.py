@@ -11,8 +11,9 @@ function `format_tags`. `environment` and `agent` are the rewards that an enviro
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from posttrain.importing import names_on_first_use
 
 if TYPE_CHECKING:
     from posttrain.rewards.components import Reward
@@ -61,11 +62,4 @@ _PLACES = {
 """The module of each name. It is imported on first use, because a worker process needs none of them to start."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"posttrain.{_PLACES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = names_on_first_use(__name__, {name: f"posttrain.{place}" for name, place in _PLACES.items()})

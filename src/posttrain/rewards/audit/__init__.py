@@ -9,8 +9,9 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from posttrain.importing import names_on_first_use
 
 if TYPE_CHECKING:
     from posttrain.rewards.audit.api import Options, audit, audit_config
@@ -28,11 +29,4 @@ _PLACES = {
 the time."""
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_PLACES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = names_on_first_use(__name__, {name: f"{__name__}.{place}" for name, place in _PLACES.items()})
