@@ -137,6 +137,8 @@ def open_files():
 def test_twenty_timeouts_leak_nothing(hostile, children):
     pool = WorkerPool(2)
     path, name = hostile.rsplit(":", 1)
+    with open(os.devnull):
+        assert os.devnull in open_files()
     before = open_files()
     with pool:
         job = Job(target=Target(path=path, name=name), calls=[{"completion": "hang"}] * 20, timeout=0.02)

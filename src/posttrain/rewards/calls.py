@@ -180,7 +180,8 @@ def run_call(function: Callable[..., Any], arguments: Mapping[str, Any], setting
 def own_runner() -> asyncio.Runner:
     """Return a runner on the event loop that a reward file took when it was imported; otherwise on a new one.
 
-    The file may have created clients for its loop. A loop that it has closed, or runs in a thread, is not used.
+    The file may have created clients for its loop. A loop that it has closed, or runs in a thread, is not used. A
+    process has one runner, so files that are imported later have to take this loop.
     """
     import asyncio  # takes 30 ms, and most functions are not async
 

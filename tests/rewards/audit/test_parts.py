@@ -303,3 +303,25 @@ def test_a_new_process_that_dies_is_a_warning():
     assert (
         "a new process gave no scores; not in new processes: the process that watched it ended" in finding.examples[0]
     )
+
+
+LOOPED = """
+import asyncio, threading
+
+LOOP, LOCK = asyncio.get_event_loop(), threading.Lock()
+
+async def judge(text):
+    await asyncio.sleep(0)
+    return float(len(text) > 3)
+
+def plain(completion, **row):
+    with LOCK:
+        return LOOP.run_until_complete(judge(completion))
+"""
+
+
+@pytest.mark.usefixtures("patient")
+def test_the_loop_that_a_file_took_stays_open_while_other_places_are_tried(tmp_path):
+    (tmp_path / "looped.py").write_text(LOOPED)
+    finding = audit(f"{tmp_path / 'looped.py'}:plain", sums(), only=["safety"])["safety"]
+    assert finding.status == "ok", finding.text

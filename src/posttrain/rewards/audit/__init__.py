@@ -25,8 +25,7 @@ _PLACES = {
     **dict.fromkeys(("CHECKS", "Check"), "checks"),
     **dict.fromkeys(("AuditReport", "Finding"), "finding"),
 }
-"""The module of each name. It is imported on first use: a probe process needs none of them and starts in a quarter of
-the time."""
+"""The module of each name. It is imported on first use: a probe process needs none of them."""
 
 
 __getattr__, __dir__ = names_on_first_use(__name__, {name: f"{__name__}.{place}" for name, place in _PLACES.items()})

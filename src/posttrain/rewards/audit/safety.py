@@ -24,20 +24,20 @@ SPAWN_SECONDS = 15.0
 
 def probe(calling: Calling) -> dict[str, Any]:
     """Failures of calls that work in the main thread but not elsewhere, by place; and the worst stall in seconds."""
-    with own_runner() as runner:
+    with own_runner() as runner:  # open until the end: it may be the loop of the reward's file
         expected = calling.run(runner)
-    problems = {
-        "in a thread": _difference(calling, expected, _threaded(calling, 1)),
-        f"in {THREADS} threads at once": _difference(calling, expected, _threaded(calling, THREADS)),
-        "under asyncio": "",
-        "in a spawned process": _spawn(calling),
-    }
-    stalls = []
-    for _ in range(STALL_TRIES):
-        outcomes, stall = asyncio.run(_under_asyncio(calling))
-        problems["under asyncio"] = problems["under asyncio"] or _difference(calling, expected, [outcomes])
-        stalls.append(stall)
-    return {"problems": {place: text for place, text in problems.items() if text}, "stall": min(stalls)}
+        problems = {
+            "in a thread": _difference(calling, expected, _threaded(calling, 1)),
+            f"in {THREADS} threads at once": _difference(calling, expected, _threaded(calling, THREADS)),
+            "under asyncio": "",
+            "in a spawned process": _spawn(calling),
+        }
+        stalls = []
+        for _ in range(STALL_TRIES):
+            outcomes, stall = asyncio.run(_under_asyncio(calling))
+            problems["under asyncio"] = problems["under asyncio"] or _difference(calling, expected, [outcomes])
+            stalls.append(stall)
+        return {"problems": {place: text for place, text in problems.items() if text}, "stall": min(stalls)}
 
 
 def _threaded(calling: Calling, number: int) -> list[list[Outcome]]:
