@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import doctest
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -1481,3 +1484,43 @@ def test_the_json_schema_has_each_algorithm_with_its_settings():
     assert schema["properties"]["preset"] == {"enum": list(PRESETS)}
     assert schema["required"] == ["model", "algorithm", "data", "train"]
     assert schema["additionalProperties"] is False
+
+
+ROOT = Path(__file__).resolve().parents[2]
+WRITTEN = re.compile(r"```yaml\n(.*?)```", re.DOTALL)
+
+
+def written_configs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield (place, config) of each whole run that the documentation and the recipes show."""
+    pages = [page for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))) if page.stem != "bad-inputs"]
+    texts = [(page, text) for page in pages for text in WRITTEN.findall(page.read_text(encoding="utf-8"))]
+    texts += [(file, file.read_text(encoding="utf-8")) for file in sorted((ROOT / "recipes").rglob("*.yaml"))]
+    for file, text in texts:
+        with contextlib.suppress(ConfigError):
+            found = read_value(text, str(file))
+            if isinstance(found, dict) and {"model", "algorithm", "data", "train"} <= set(found):
+                yield f"{file.relative_to(ROOT)}: {text[:60]!r}", found
+
+
+def test_the_json_schema_accepts_each_config_that_is_written_anywhere():
+    jsonschema = pytest.importorskip("jsonschema", reason="the extra schema is not installed")
+    schema = jsonschema.Draft202012Validator(json_schema())
+    written = list(written_configs())
+    assert len(written) > 20
+    refused = {
+        place: errors for place, config in written if (errors := [e.message for e in schema.iter_errors(config)])
+    }
+    assert refused == {}
+    whole = written[0][1]
+    for section, shorthand in {
+        "environment": "my_env.py:Game",
+        "agent": "my_agent.py:run",
+        "cluster": "local",
+        "reference": "a/model",
+        "teacher": "a/model",
+        "rewards": ["math", {"name": "format", "gate": "math"}, {"name": "format", "gate": {"label": "math"}}],
+        "check": ["exact_match"],
+    }.items():
+        assert [e.message for e in schema.iter_errors({**whole, section: shorthand})] == []
+    assert list(schema.iter_errors({**whole, "sampling": {"groupsize": 4}}))
+    assert list(schema.iter_errors({**whole, "agent": 3}))

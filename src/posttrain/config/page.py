@@ -42,6 +42,14 @@ YAML is read by the rules of YAML 1.2: `1e-6` is a number, `true` and `false` ar
 Do not put secrets into a configuration: let your code read them from environment variables. A value in `settings` or
 `chat_template_kwargs` that looks like a secret is saved as `<redacted>`.
 
+An editor completes and checks the settings of a run with their JSON schema. Write it to a file,
+
+```sh
+python -c 'import json; from posttrain.config import json_schema; print(json.dumps(json_schema()))' > run.schema.json
+```
+
+and begin the configuration with `# yaml-language-server: $schema=run.schema.json`.
+
 ## Settings
 
 Write the settings of an algorithm next to its name; `posttrain explain NAME` lists them. N is a position in a list."""

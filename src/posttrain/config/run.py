@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -34,7 +34,7 @@ from posttrain.config.sections import (
     TeacherConfig,
     TrainConfig,
 )
-from posttrain.config.values import Part, PathText, Text, as_list, as_whole, split_form
+from posttrain.config.values import BARE, Part, PathText, Text, as_list, as_whole, split_form
 
 REWARD_MODEL = "reward_model"
 """Name of the section, of the folder inside the run's folder, and of the model in an entry of rewards or check."""
@@ -181,18 +181,15 @@ def json_schema() -> dict[str, Any]:
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
         choices.append(settings | {"required": ["name", *settings.get("required", [])]})
     definitions["AlgorithmConfig"] = {"anyOf": choices}
-    for shorthand in (
-        "ModelConfig",
-        "ReferenceConfig",
-        "TeacherConfig",
-        "EnvironmentConfig",
-        "RewardConfig",
-        "CheckConfig",
-        "ClusterConfig",
-    ):
-        definitions[shorthand] = {"anyOf": [{"type": "string"}, definitions[shorthand]]}
+    written_out = [_definition_of(schema["properties"][section]) for section in BARE if section != "algorithm"]
+    for name in (*written_out, "RewardConfig", "CheckConfig", "GateConfig"):
+        definitions[name] = {"anyOf": [{"type": "string"}, definitions[name]]}
     schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _definition_of(section: Mapping[str, Any]) -> str:
+    return (section if "$ref" in section else section["anyOf"][0])["$ref"].removeprefix("#/$defs/")
 
 
 # --- the models that a run reads -------------------------------------------------------------------------------------

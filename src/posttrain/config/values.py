@@ -128,7 +128,7 @@ class Part(BaseModel):
         )
 
 
-_BARE = {
+BARE = {
     "model": "path",
     "reference": "path",
     "teacher": "path",
@@ -145,8 +145,8 @@ def expand(section: str, given: Any) -> Any:
     settings."""
     if section in ("rewards", "check"):
         return [scorer(entry) for entry in given] if isinstance(given, list) else scorer(given)
-    if section in _BARE and isinstance(given, (str, PathLike)):
-        return {_BARE[section]: given}
+    if section in BARE and isinstance(given, (str, PathLike)):
+        return {BARE[section]: given}
     if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
         return {
             "name": getattr(given, "key", None),
