@@ -12,6 +12,7 @@ import posttrain as pt
 from posttrain.cli import run
 from posttrain.config import CheckpointConfig
 from posttrain.errors import ConfigError
+from posttrain.lab.plan import timing
 from posttrain.lab.plan.api import make_plan, plan_pipeline
 from posttrain.lab.plan.architecture import read_architecture
 from posttrain.lab.plan.records import Adapters, Workload
@@ -93,6 +94,28 @@ def test_a_checkpoint_has_model_weights_and_two_moments():
     adapters = Workload(architecture=shape, algorithm="dpo", needs=frozenset(), data_kind="pairs", lora=Adapters())
     disk = disk_of(adapters, CheckpointConfig(every=0), folder=None, step_tokens=1000)
     assert disk.total == 2 * (4 * shape.parameters + 16 * shape.lora_parameters(16))  # at the start and at the end
+
+
+def test_disk_and_time_count_the_parameters_that_train():
+    """24 layers of width 896: adapters of rank r on q (896 -> 896) and v (896 -> 128) have 24 r (1792 + 1024) numbers.
+    A value head has 897 numbers. The head of a scoring model has 896 and replaces the one over the vocabulary."""
+    shape = read_architecture("0.5b")
+    lora = Adapters(rank=4, targets=("q", "v"))
+    ppo = Workload(
+        architecture=shape, algorithm="ppo", needs=frozenset({"values"}), lora=lora, critic="lora", critic_rank=8
+    )
+    policy, critic = 24 * 4 * 2816, 24 * 8 * 2816 + 897
+    disk = disk_of(ppo, CheckpointConfig(every=0), folder=None, step_tokens=0)
+    assert (disk.model, disk.state) == (4 * (shape.parameters + policy), 12 * (policy + critic))
+    assert {name: how.trained_parameters for name, _, how in timing.trained_models(ppo)} == {
+        "policy": policy,
+        "critic": critic,
+    }
+    scoring = Workload(architecture=shape, algorithm="reward_model", needs=frozenset(), data_kind="pairs", scores=True)
+    disk = disk_of(scoring, CheckpointConfig(every=0), folder=None, step_tokens=0)
+    parameters = shape.parameters - shape.counts.head + 896
+    assert (disk.model, disk.state) == (4 * parameters, 12 * parameters)
+    assert [how.trained_parameters for _, _, how in timing.trained_models(scoring)] == [parameters]
 
 
 STAGES = {

@@ -20,8 +20,18 @@ from posttrain.lab.plan.collectives import Collective
 from posttrain.lab.plan.cost import Trained, Work
 from posttrain.lab.plan.hardware import Hardware
 from posttrain.lab.plan.layout import Step
-from posttrain.lab.plan.mesh import Group, data_group, engine_group, part_of, samplers, shard_group, tensor_group
+from posttrain.lab.plan.mesh import (
+    Group,
+    data_group,
+    engine_group,
+    of_one_rank,
+    part_of,
+    samplers,
+    shard_group,
+    tensor_group,
+)
 from posttrain.lab.plan.records import PhaseName, Workload
+from posttrain.lab.plan.roles import trained_parameters
 from posttrain.lab.plan.turns import is_counted, requests, waiting_seconds
 from posttrain.models.footprint import holds_base
 
@@ -255,7 +265,7 @@ def _score(workload: Workload, step: Step) -> Iterator[_Named]:
 
 def _train(workload: Workload, step: Step) -> Iterator[_Named]:
     w, policy, precision = workload, workload.architecture, workload.precision
-    for role, model, how in _trained(w):
+    for role, model, how in trained_models(w):
         work = cost.training(part_of(model, w.tensor), step, precision, how, with_head=role == "policy")
         frozen = how.adapter_parameters > 0
         told = traffic.of_updates(w, model, step, trained=how.trained_parameters, frozen=frozen)
@@ -265,12 +275,13 @@ def _train(workload: Workload, step: Step) -> Iterator[_Named]:
         yield "train", "weights to the sampler", cost.publishing(part_of(policy, w.tensor), precision) + sent
 
 
-def _trained(workload: Workload) -> Iterator[tuple[str, Architecture, Trained]]:
+def trained_models(workload: Workload) -> Iterator[tuple[str, Architecture, Trained]]:
     """Yield the models with their own update. A critic that shares the policy's weights needs almost none."""
-    w, policy, adapters = workload, workload.architecture, _adapter_parameters(workload)
+    w, policy, trained = workload, workload.architecture, trained_parameters(of_one_rank(workload))
+    adapters = trained["policy"] if w.lora is not None else 0
     ranks = shard_group(w).ranks
     how = Trained(
-        trained_parameters=adapters or part_of(policy, w.tensor).parameters,
+        trained_parameters=trained["policy"],
         adapter_parameters=adapters,
         recomputes=w.gradient_checkpointing,
         optimizer_bytes=w.optimizer_bits // 8,
@@ -279,13 +290,10 @@ def _trained(workload: Workload) -> Iterator[tuple[str, Architecture, Trained]]:
     yield "policy", policy, how
     if w.critic == "separate":
         critic = w.critic_architecture or policy
-        trunk = part_of(critic, w.tensor).trunk_parameters
-        yield "critic", critic, replace(how, trained_parameters=trunk, adapter_parameters=0)
+        yield "critic", critic, replace(how, trained_parameters=trained["critic"], adapter_parameters=0)
     elif w.critic == "lora":
-        rank = part_of(policy, w.tensor).lora_parameters(w.critic_rank)
-        yield "critic", policy, replace(how, trained_parameters=rank, adapter_parameters=rank)
+        yield "critic", policy, replace(how, trained_parameters=trained["critic"], adapter_parameters=trained["critic"])
 
 
 def _adapter_parameters(workload: Workload) -> int:
-    lora, part = workload.lora, part_of(workload.architecture, workload.tensor)
-    return 0 if lora is None else part.lora_parameters(lora.rank, lora.targets)
+    return trained_parameters(of_one_rank(workload))["policy"] if workload.lora is not None else 0

@@ -22,7 +22,7 @@ from typing import Literal
 
 from posttrain.config import CheckpointConfig
 from posttrain.lab.plan.records import Workload
-from posttrain.lab.plan.roles import moment_bytes
+from posttrain.lab.plan.roles import moment_bytes, policy_parameters, trained_parameters
 from posttrain.lab.plan.target import free_disk
 
 GIB = 2**30
@@ -125,26 +125,16 @@ class DiskPlan:
 
 def disk_of(workload: Workload, checkpoint: CheckpointConfig, *, folder: Path | None, step_tokens: int) -> DiskPlan:
     """Return the disk plan for a run in this folder (None: elsewhere). `step_tokens` assume the longest answers."""
-    policy = workload.architecture
-    trained = policy.parameters if workload.lora is None else _adapters(workload)
-    critic = {
-        "none": 0,
-        "shared": policy.hidden + 1,
-        "lora": policy.lora_parameters(workload.critic_rank) + policy.hidden + 1,
-        "separate": (workload.critic_architecture or policy).trunk_parameters + policy.hidden + 1,
-    }[workload.critic]
+    by_role = trained_parameters(workload)
+    trained = sum(by_role.values())
+    adapters = by_role["policy"] if workload.lora is not None else 0
     later = workload.steps // checkpoint.every if checkpoint.every else 0
     at_the_end = workload.steps % checkpoint.every > 0 if checkpoint.every else True
     saved = 1 + later + at_the_end
     return DiskPlan(
-        model=WEIGHT * (policy.parameters + (trained if workload.lora is not None else 0)),
-        state=WEIGHT * (trained + critic) + moment_bytes(replace(workload, sharding="none"), trained + critic),
+        model=WEIGHT * (policy_parameters(workload) + adapters),
+        state=WEIGHT * trained + moment_bytes(replace(workload, sharding="none"), trained),
         checkpoints=min(saved, checkpoint.keep + 1),
         rollouts=ROLLOUT_BYTES * step_tokens * workload.steps if workload.data_kind == "prompts" else 0,
         free=None if folder is None else free_disk(folder),
     )
-
-
-def _adapters(workload: Workload) -> int:
-    assert workload.lora is not None, "a workload with adapters"
-    return workload.architecture.lora_parameters(workload.lora.rank, workload.lora.targets)
