@@ -111,7 +111,7 @@ def test_disk_and_time_count_the_parameters_that_train():
         "policy": policy,
         "critic": critic,
     }
-    scoring = Workload(architecture=shape, algorithm="reward_model", needs=frozenset(), data_kind="pairs", scores=True)
+    scoring = Workload(architecture=shape, algorithm="reward_model", needs=frozenset({"scores"}), data_kind="pairs")
     disk = disk_of(scoring, CheckpointConfig(every=0), folder=None, step_tokens=0)
     parameters = shape.parameters - shape.counts.head + 896
     assert (disk.model, disk.state) == (4 * parameters, 12 * parameters)

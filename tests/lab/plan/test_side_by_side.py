@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from posttrain.lab.plan.api import Plan, make_plan
-from posttrain.lab.plan.side_by_side import SideBySide
+from posttrain.lab.plan.side_by_side import SideBySide, side_by_side
 
 ASYNCHRONOUS = {"rollout.engines": 1, "train.run_ahead": 2, "train.max_staleness": 8, "train.steps": 30}
 TIGHT = {"train.run_ahead": 1, "train.max_staleness": 1}
@@ -68,6 +68,13 @@ def test_more_engines_help_where_sampling_takes_the_time(plan):
     two, one = predicted(planned({"rollout.engines": 2})), predicted(plan)
     assert two.steps_per_hour > 1.3 * one.steps_per_hour
     assert two.trainer_idle < one.trainer_idle
+
+
+def test_a_trajectory_is_simulated_as_one_answer_of_its_length(plan):
+    """No environment is waited for between turns: the simulation of a run with tools is that of a run without."""
+    tools = plan.config.model_copy(update={"tools": ["calculator"]})
+    assert tools.has_turns
+    assert side_by_side(tools, plan.workload, plan.hardware, None) == predicted(plan)
 
 
 def test_a_run_that_samples_in_turns_is_planned_as_before():

@@ -126,8 +126,10 @@ class Scaled:
 
     @property
     def limits(self) -> Limits:
+        """Limits of the simulated run: fewer groups and steps, and trajectories as single answers."""
         prompts = min(self.whole.prompts_per_step, max(1, ROWS // self.whole.group_size))
-        return replace(self.whole, prompts_per_step=prompts, last_version=min(STEPS, self.whole.last_version))
+        last = min(STEPS, self.whole.last_version)
+        return replace(self.whole, prompts_per_step=prompts, last_version=last, turns=False)
 
     def simulation(self, trainer: float, engine: float) -> Simulation:
         """Return the simulation. `trainer` and `engine` are slowdown factors against having a whole device."""
