@@ -161,8 +161,12 @@ class Step:
         if not self.shares_prompts:
             return 1
         room = (self.microbatch_tokens - self.prompt_tokens) // max(1, self.answer_tokens)
-        dealt_out = max(1, self.per_prompt // self.minibatches) if self.rows_are == "answers" else self.per_prompt
-        return max(1, min(dealt_out, room))
+        return max(1, min(self._rows_alike, room))
+
+    @property
+    def _rows_alike(self) -> int:
+        """Rows of one prompt in the same optimizer step. Minibatches split the answers of a group."""
+        return max(1, round(self.per_prompt / self.minibatches)) if self.rows_are == "answers" else self.per_prompt
 
     @property
     def computed_tokens(self) -> int:
@@ -182,8 +186,7 @@ class Step:
     def microbatches(self) -> int:
         """Number of forward passes to process all rows of the step once."""
         shares = self.shares_prompts and self.prompt_tokens > LEAST_SAVING
-        dealt = round(self.per_prompt / self.minibatches) if self.rows_are == "answers" else self.per_prompt
-        alike, prefix = (max(1, dealt), self.prompt_tokens) if shares and dealt > 1 else (1, 0)
+        alike, prefix = (self._rows_alike, self.prompt_tokens) if shares and self._rows_alike > 1 else (1, 0)
         rows = -(-self.rows // self.minibatches)
         _, number = deal_out(rows, alike, self.row_tokens - 1, prefix, self.microbatch_tokens)
         return self.minibatches * number
