@@ -1,6 +1,6 @@
 """The child process of a run that experiments/children.py starts: `posttrain train` or `resume`, never an orphan.
 
-python -m posttrain.cli.child PARENT SETTINGS FOLDER [STEPS]
+python -m posttrain.cli.child PARENT SETTINGS FOLDER
 """
 
 from __future__ import annotations
@@ -19,20 +19,19 @@ from posttrain.lab.experiments.children import WATCHED_EVERY
 
 def main(arguments: Sequence[str]) -> int:
     """Start or resume the run in this folder, and return its exit code."""
-    parent, settings, folder, *steps = arguments
+    parent, settings, folder = arguments
     die_with(int(parent))
-    return run(arguments_for(settings, folder, steps))
+    return run(arguments_for(settings, folder))
 
 
-def arguments_for(settings: str, folder: str, steps: Sequence[str]) -> list[str]:
+def arguments_for(settings: str, folder: str) -> list[str]:
     """Return the command line of this run. If the folder holds a run already, it is resumed."""
     if Path(folder).exists():
         from posttrain.store.run_store import holds_run  # takes more than a second
 
         if holds_run(Path(folder)):
-            return ["resume", folder, *(["--steps", *steps] if steps else []), "--quiet", "--json"]
-    limit = [f"train.steps={steps[0]}"] if steps else []
-    return ["train", settings, *limit, "--output", folder, "--quiet", "--json"]
+            return ["resume", folder, "--quiet", "--json"]
+    return ["train", settings, "--output", folder, "--quiet", "--json"]
 
 
 def die_with(parent: int) -> None:

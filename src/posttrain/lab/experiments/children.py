@@ -23,7 +23,7 @@ from typing import Any
 from posttrain.files import write_atomically
 
 CHILD = "posttrain.cli.child"
-"""The module that the child process runs, with the arguments PARENT SETTINGS FOLDER [STEPS]."""
+"""The module that the child process runs, with the arguments PARENT SETTINGS FOLDER."""
 WATCHED_EVERY = 0.5
 """Interval, in seconds, at which a child checks that its parent still runs."""
 
@@ -112,10 +112,9 @@ def start_child(
     settings: Path | Mapping[str, Any],
     folder: Path,
     *,
-    steps: int | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> Child:
-    """Start a run in `folder`, or continue the run that it holds, up to `steps` if given.
+    """Start a run in `folder`, or continue the run that it holds.
 
     `settings` are for a new run: a file, or a mapping, which is saved as `FOLDER.yaml`. A continued run reads the
     settings in its folder. `environment` is added to the environment of this process.
@@ -126,8 +125,7 @@ def start_child(
         write_atomically(written, json.dumps(settings, indent=1))  # JSON is YAML
         settings = written
     log, answer = folder.with_name(f"{folder.name}.log"), folder.with_name(f".{folder.name}.answer.json")
-    limit = [] if steps is None else [str(steps)]
-    command = [sys.executable, "-m", CHILD, str(os.getpid()), str(settings), str(folder), *limit]
+    command = [sys.executable, "-m", CHILD, str(os.getpid()), str(settings), str(folder)]
     with log.open("ab") as errors, answer.open("wb") as said:
         process = subprocess.Popen(
             command,

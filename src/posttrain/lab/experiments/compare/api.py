@@ -11,7 +11,6 @@ the call, or call it with the folder as its source. You can add seeds and arms.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ from posttrain.lab.experiments.compare.outcomes import read_outcome
 from posttrain.lab.experiments.compare.verdict import render, verdict
 from posttrain.lab.experiments.compare.work import carry_out, conditions_of, places_of, read_attempts
 from posttrain.report.heldout import measure_of
-from posttrain.report.store import mapping, read_run
+from posttrain.report.store import finite, mapping, read_run
 
 DESIGN, RESULT = "compare.yaml", "compare.json"
 
@@ -56,7 +55,7 @@ class Comparison:
     def to_json(self) -> dict[str, Any]:
         """Return plain data. Numbers that are not finite become None."""
         places = {"folder": str(self.folder), "report": str(self.folder / "report.html")}
-        return _finite({**places, "verdict": self.verdict, **self.analysis.to_json()})
+        return finite({**places, "verdict": self.verdict, **self.analysis.to_json()})
 
     def render(self) -> str:
         """Return a table and the verdict as plain text."""
@@ -183,11 +182,3 @@ def _refuse_other_content(folder: Path) -> None:
             allowed="a folder that does not exist yet, an empty one, or the folder of a comparison",
             fix="Choose another folder with --out.",
         )
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
