@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import DataError
+
+if TYPE_CHECKING:
+    import socket
 
 _HEADER = 8
 
@@ -25,6 +28,14 @@ def decode(buffer: bytearray) -> Iterator[Any]:
     while len(buffer) >= _HEADER and len(buffer) >= (end := _HEADER + int.from_bytes(buffer[:_HEADER], "big")):
         yield json.loads(bytes(buffer[_HEADER:end]))
         del buffer[:end]
+
+
+def messages(channel: socket.socket) -> Iterator[Any]:
+    """Wait for messages on a blocking socket and yield them, until the other side closes it."""
+    buffer = bytearray()
+    while received := channel.recv(1 << 20):
+        buffer += received
+        yield from decode(buffer)
 
 
 def _portable(value: Any) -> Any:

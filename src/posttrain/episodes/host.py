@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -45,7 +45,7 @@ def main() -> None:
             os.dup2(nothing.fileno(), descriptor)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    setup = next(_requests(control))
+    setup = next(wire.messages(control))
     with suppress(ImportError):
         importlib.import_module("numpy")  # once: each fork seeds the modules that are imported
     try:
@@ -160,7 +160,7 @@ def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:
     theirs.close()
     with ours:
         found = next(
-            _requests(ours), {"failed": {"given": "the process that tries the environment and the tools ended"}}
+            wire.messages(ours), {"failed": {"given": "the process that tries the environment and the tools ended"}}
         )
     kill_tree(process, mark)
     os.waitpid(process, 0)
@@ -182,13 +182,6 @@ def _stand_alone(lifeline: int, host: int) -> None:
     keep_orphans()
 
 
-def _requests(channel: socket.socket) -> Iterator[Any]:
-    buffer = bytearray()
-    while received := channel.recv(1 << 20):
-        buffer += received
-        yield from wire.decode(buffer)
-
-
 def _serve_beside(channel: socket.socket, conduct: AgentConduct) -> None:
     """Serve as `_serve` does, but for an agent, which runs in the main thread as a program does."""
 
@@ -207,7 +200,7 @@ def _serve_beside(channel: socket.socket, conduct: AgentConduct) -> None:
 def _serve(channel: socket.socket, begin: Callable[..., Conduct | AgentConduct]) -> None:
     """Answer the requests of one trajectory; `begin` makes its environment or agent from its seed."""
     conduct: Conduct | AgentConduct | None = None
-    for request in _requests(channel):
+    for request in wire.messages(channel):
         if conduct is None:
             os.environ[MARK] = request["mark"]
             channel.sendall(wire.encode({"pid": os.getpid()}))  # fails if nobody listens any more: then nothing begins

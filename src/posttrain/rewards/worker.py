@@ -16,7 +16,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -44,15 +44,8 @@ def main() -> None:
     loaded: dict[Target, tuple[Callable[..., Any], Signature]] = {}
     with ExitStack() as ends:
         runner = functools.cache(lambda: ends.enter_context(own_runner()))  # one, so that open clients stay usable
-        for request in _requests(channel):
+        for request in wire.messages(channel):
             _serve(request, loaded, runner, lambda message: channel.sendall(wire.encode(message)))
-
-
-def _requests(channel: socket.socket) -> Iterator[Any]:
-    buffer = bytearray()
-    while received := channel.recv(1 << 20):
-        buffer += received
-        yield from wire.decode(buffer)
 
 
 def _serve(
