@@ -78,6 +78,7 @@ def test_sleeping_rows_draw_what_the_local_sampler_draws_and_need_their_time(mon
     assert list(sleeping.rows) == [(0, g) for g in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_with_an_engine_that_decodes_at_once_every_token_is_as_old_as_the_bound(monkeypatch: pytest.MonkeyPatch):
     few = {"train": {**learning.BASE["train"], "steps": 5, "prompts_per_step": 2, "warmup_steps": 0}}
     monkeypatch.setattr(learning, "BASE", {**learning.BASE, **few, "evaluation": {"prompts": 4, "samples": 0}})

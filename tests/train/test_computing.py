@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
@@ -82,7 +83,7 @@ def events(run: Run, kind: str) -> list[str]:
     return [event["message"] for event in map(json.loads, lines) if event["kind"] == kind]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], torch.float32))
 def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folder, monkeypatch):
     run = train(folder, f"packed-{dtype}", monkeypatch, replace(EVERYTHING, dtype=dtype))
     sampler = run.feed.generator.sampler

@@ -25,7 +25,8 @@ KINDS = {
     "shared": {"critic.kind": "shared"},
     "lora-shared": {"lora.rank": 2, "critic.kind": "shared"},
 }
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", few(KINDS, "separate", "lora"))
+"""The critics with weights of their own. In the warm-up below, the one on the body of the policy learns as well."""
 two_kinds = pytest.mark.parametrize("kind", few(["lora", "shared", "separate", "lora-shared"], "shared"))
 """A critic on the body of the policy. The slow tests cover the other kinds of critic and of training."""
 

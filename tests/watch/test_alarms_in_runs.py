@@ -9,6 +9,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.catalogue import few
 from tests.house import nodes_of, tree_of
 from tests.processes import run_code
 from tests.tiny import tiny_model, write_prompts
@@ -130,16 +131,16 @@ def test_no_more_answers_are_checked_than_asked_for(folder):
     assert max(record["check/checked"] for record in run.metrics) == 3
 
 
-def test_the_check_changes_nothing_of_what_is_learned(folder, gamed):
+@pytest.mark.parametrize("check", few(["agrees", None], None))
+def test_the_check_changes_nothing_of_what_is_learned(folder, gamed, check):
     """With a check that rejects, agrees or is absent: the same weights, rewards and numbers, bit for bit."""
     weights = load_file(gamed.model_path / "model.safetensors")
-    for check in ("agrees", None):
-        other = posttrain.train(config_of(folder, f"check-{check}", check))
-        assert not [event for event in events_of(other.folder) if event["alarm"] == "disagreement"]
-        assert [learned(record) for record in other.metrics] == [learned(record) for record in gamed.metrics]
-        assert other.model_path is not None
-        for name, tensor in load_file(other.model_path / "model.safetensors").items():
-            assert torch.equal(tensor, weights[name]), name
+    other = posttrain.train(config_of(folder, f"check-{check}", check))
+    assert not [event for event in events_of(other.folder) if event["alarm"] == "disagreement"]
+    assert [learned(record) for record in other.metrics] == [learned(record) for record in gamed.metrics]
+    assert other.model_path is not None
+    for name, tensor in load_file(other.model_path / "model.safetensors").items():
+        assert torch.equal(tensor, weights[name]), name
 
 
 def test_a_check_that_needs_a_column_of_held_out_rows_looks_at_those_only(folder):
@@ -165,6 +166,7 @@ def test_a_check_that_fails_is_told_once_and_neither_agrees_nor_rejects(folder):
     assert not [event for event in events_of(run.folder) if event["alarm"] == "disagreement"]
 
 
+@pytest.mark.slow
 def test_watching_can_be_switched_off(folder):
     run = posttrain.train(config_of(folder, "off", enabled=False), **{"train.steps": FIRES_AT})
     assert not events_of(run.folder)
