@@ -30,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"train": str(folder / "rows.jsonl"), "eval_fraction": 0.5},
         "train": {"steps": 1, "prompts_per_step": 2},
         "output": str(folder / "run"),
+        "report": False,
     }
     return pt.train(config).folder
 

@@ -80,7 +80,11 @@ def assert_equal(actual, expected, where="") -> None:
 
 @pytest.mark.parametrize(
     ("settings", "kind"),
-    [({}, "separate"), ({"lora.rank": 2}, "lora"), ({"lora.rank": 2, "critic.kind": "separate"}, "separate")],
+    [
+        pytest.param({}, "separate", marks=pytest.mark.slow),
+        pytest.param({"lora.rank": 2}, "lora", marks=pytest.mark.slow),
+        ({"lora.rank": 2, "critic.kind": "separate"}, "separate"),
+    ],
 )
 def test_a_critic_is_there_without_being_asked_for(folder, settings, kind):
     run = train(folder, f"default-{kind}-{len(settings)}", **settings, **{"train.steps": 1})
@@ -132,6 +136,8 @@ def test_in_its_warm_up_the_critic_learns_and_the_policy_stays(folder, kind):
 @every_kind
 def test_policy_and_critic_both_learn(folder, kind):
     run = train(folder, f"both-{kind}", **KINDS[kind])
+    assert run.trainer.critic is not None
+    assert run.trainer.critic.kind == kind.removeprefix("lora-")
     tensors, _ = saved(run)
     start, _ = load_state(run.folder / "checkpoints" / "step-000000" / "state")
     for part in ("policy", "critic"):

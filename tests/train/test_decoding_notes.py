@@ -22,6 +22,7 @@ def warnings_of(tmp_path, model):
             "evaluation": {"writing": 0, "prompts": 2, "samples": 1},
             "guards": {"max_truncated": 1.0},
             "output": str(tmp_path / "run"),
+            "report": False,
         }
     )
     events = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())

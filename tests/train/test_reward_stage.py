@@ -209,6 +209,7 @@ def test_a_reward_model_trains_by_itself_with_adapters_and_several_updates(folde
     assert not [name for name in saved.state_dict() if "lora" in name]
 
 
+@pytest.mark.slow
 def test_the_split_into_microbatches_does_not_change_a_reward_model(folder):
     settings = config(folder, "")
     norms = []

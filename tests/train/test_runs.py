@@ -219,6 +219,7 @@ def test_a_function_of_one_row_keeps_its_default_where_the_row_lacks_the_column(
     assert [row["unscored_fraction"] for row in run.metrics] == [0.0] * 4
 
 
+@pytest.mark.slow
 def test_a_loss_that_has_reached_its_margin_goes_on_to_the_end(folder):
     """The hinge then has no gradient, because its pairs are learned."""
     pairs = [{"prompt": "a", "chosen": f"b{n}", "rejected": f"c{n}"} for n in range(4)]
