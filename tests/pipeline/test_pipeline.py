@@ -457,7 +457,7 @@ def test_and_stops_the_pipeline_where_that_is_asked_for(folder):
 def test_the_command_line_trains_a_pipeline_and_ends_with_a_table(folder, capsys):
     path = folder / "p.yaml"
     path.write_text(json.dumps(settings(folder, "cli")))
-    assert command(["train", str(path), "stages.grpo.train.steps=1"]) == 0
+    assert command(["train", str(path), "stages.sft.train.steps=1", "stages.grpo.train.steps=1"]) == 0
     said = capsys.readouterr().out
     assert "stage 1 of 2: sft\n" in said
     assert "stage 2 of 2: grpo\n" in said

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tests.tiny import tiny_model, tiny_tokenizer, write_prompts
 from transformers import BloomConfig, BloomForCausalLM
 
@@ -39,5 +40,6 @@ def test_a_run_whose_rows_are_padded_says_why_before_it_begins(tmp_path, capfd):
     assert "continuous batching" in capfd.readouterr().out.partition("step 1/1")[0]
 
 
+@pytest.mark.slow
 def test_a_run_whose_rows_join_each_other_does_not_speak_of_it(tmp_path):
     assert not [text for text in warnings_of(tmp_path, tiny_model(tmp_path / "model")) if "batching" in text]

@@ -173,6 +173,7 @@ def test_a_reward_model_that_is_finished_is_not_trained_again(folder, run, stopp
     assert not events(resumed.folder / "reward_model", "resume")
 
 
+@pytest.mark.slow
 def test_pairs_that_cannot_be_read_leave_a_folder_that_can_be_used_again(folder):
     settings = config(folder, "again")
     wrong = {**settings["reward_model"], "data": {"train": str(folder / "prompts.jsonl")}}

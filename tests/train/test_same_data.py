@@ -156,6 +156,7 @@ def test_a_run_of_an_earlier_version_gets_its_file_when_it_is_resumed(tmp_path, 
     assert file.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_a_part_that_an_earlier_version_left_out_gets_there_too(tmp_path, model):
     """The file has no entry for the prompts."""
     folder = begun(tmp_path, model, "grpo")

@@ -317,6 +317,7 @@ def test_a_policy_learns_what_the_model_rewards_and_what_it_was_trained_on(folde
         assert mean("reward", slice(0, 4)) > 8  # the scale of the data begins at 10
 
 
+@pytest.mark.slow
 def test_the_section_reward_model_trains_either_kind_first(folder):
     stage = {
         "algorithm": PROCESS["algorithm"],

@@ -125,6 +125,7 @@ def test_a_sample_of_the_accepted_answers_is_checked_and_on_file(gamed):
         assert record["time/check"] > 0
 
 
+@pytest.mark.slow
 def test_no_more_answers_are_checked_than_asked_for(folder):
     run = posttrain.train(config_of(folder, "sample", check_sample=3) | {"seed": 0}, **{"train.steps": 2})
     assert max(record["check/accepted"] for record in run.metrics) > 3
