@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from benchmarks.asynchrony import engines, learning, page, speed
+from tests.catalogue import few
 
 from posttrain.config import ModelConfig, SamplingConfig
 from posttrain.engines.continuous import ContinuousSampler
@@ -33,7 +34,7 @@ def test_the_page_is_that_of_the_results_on_file():
     assert page.PAGE.read_text() == page.text(RESULT)
 
 
-@pytest.mark.parametrize("module", [speed, learning], ids=["speed", "learning"])
+@pytest.mark.parametrize("module", few([speed, learning], learning), ids=["speed", "learning"])
 def test_the_lines_follow_from_the_runs_on_file_which_are_of_the_settings_as_they_are_now(module: Any):
     found = part(module.__name__.rpartition(".")[2])
     assert json.loads(json.dumps(module.summary(found["runs"]))) == found
@@ -78,6 +79,7 @@ def test_sleeping_rows_draw_what_the_local_sampler_draws_and_need_their_time(mon
     assert list(sleeping.rows) == [(0, g) for g in range(1, 7)]
 
 
+@pytest.mark.slow
 def test_with_an_engine_that_decodes_at_once_every_token_is_as_old_as_the_bound(monkeypatch: pytest.MonkeyPatch):
     few = {"train": {**learning.BASE["train"], "steps": 5, "prompts_per_step": 2, "warmup_steps": 0}}
     monkeypatch.setattr(learning, "BASE", {**learning.BASE, **few, "evaluation": {"prompts": 4, "samples": 0}})

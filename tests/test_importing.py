@@ -109,6 +109,7 @@ def test_a_module_that_is_loaded_or_missing_is_left_alone():
     assert "no_such_package" not in sys.modules
 
 
+@pytest.mark.slow
 def test_a_deferred_torch_computes_and_its_submodules_are_found():
     code = """
 import sys

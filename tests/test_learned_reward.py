@@ -65,6 +65,7 @@ def test_a_reward_model_whose_run_was_killed_is_not_taken_for_finished(tmp_path)
     assert recipe.is_trained(tmp_path)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not recipe.PAIRS.exists(), reason=f"{recipe.PAIRS} is not there")
 def test_the_judges_of_the_preferred_answers_learn_from_other_dialogues(tmp_path, monkeypatch):
     of_words = []

@@ -116,6 +116,7 @@ def test_the_loop_of_the_page_is_that_of_the_notebook():
     assert shown[1].strip() == f"{begin}\n\n{loop}"
 
 
+@pytest.mark.slow
 def test_a_notebook_whose_package_cannot_be_had_is_skipped_with_the_reason(tmp_path):
     path = tmp_path / "one.ipynb"
     path.write_text(json.dumps({"metadata": {"posttrain": {"downloads": ["no such package"]}}, "cells": []}))

@@ -47,6 +47,7 @@ def test_the_commands_of_the_page_plan_the_first_rows_of_its_tables(capsys):
         assert f"| {size(plan['needed_bytes'])} |" in row
 
 
+@pytest.mark.slow
 def test_the_share_of_the_peak_is_the_one_that_fits():
     assert table()["efficiency"]["compute"] == fitted_compute()
 

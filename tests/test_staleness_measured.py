@@ -59,6 +59,7 @@ def test_who_drops_trains_no_old_token_and_loses_the_longest():
     assert trained < drawn - 0.05
 
 
+@pytest.mark.slow
 def test_who_waits_trains_every_token_and_takes_longer():
     run = rival("wait", 2)
     assert (run.masked, run.largest_lag) == (0, 2)

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
@@ -29,6 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "data": {"train": str(folder / "rows.jsonl"), "eval_fraction": 0.5},
         "train": {"steps": 1, "prompts_per_step": 2},
         "output": str(folder / "run"),
+        "report": False,
     }
     return pt.train(config).folder
 
@@ -51,7 +53,7 @@ def damages(whole: bytes) -> dict[str, bytes | None]:
 
 
 @pytest.mark.parametrize("file", ["evaluation.json", "evaluations/baseline-scores.json"])
-@pytest.mark.parametrize("what", damages(b'{"a": 1}'))
+@pytest.mark.parametrize("what", few(damages(b'{"a": 1}'), "lost", "a digit", "deep"))
 def test_a_resumed_run_never_takes_its_trained_weights_for_its_baseline(run, tmp_path, file, what):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     before = json.loads((run / "evaluation.json").read_text())

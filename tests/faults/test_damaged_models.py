@@ -32,6 +32,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "train": {"steps": 2, "prompts_per_step": 2},
         "lora": {"rank": 2},
         "output": str(folder / "run"),
+        "report": False,
     }
     return pt.train(config).folder
 

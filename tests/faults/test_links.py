@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as parquet
 import pytest
 from tests.catalogue import few
 from tests.report.synthetic_run import write_run
@@ -58,6 +59,8 @@ def test_no_name_of_a_run_folder_leads_out_of_it(tmp_path, kind):
         (outside / name).write_text(f'{{"step": 99, "text": "{SECRET}"}}\n')
     before = tree(outside)
     sound = write_run(tmp_path / "sound")
+    for file in (sound / "rollouts").iterdir():  # one group of each: the page of a run is written for every name
+        parquet.write_table(parquet.read_table(file).slice(0, 8), file)
     for number, name in enumerate(NAMES):
         run = Path(shutil.copytree(sound, tmp_path / str(number)))
         path = run / name

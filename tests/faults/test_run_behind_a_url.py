@@ -115,6 +115,7 @@ def test_killed_in_a_save_it_goes_on_elsewhere_bit_for_bit(folder):
     assert contents(folder / "bucket" / "run") == contents(local)
 
 
+@pytest.mark.slow
 def test_storage_that_is_lost_ends_the_run_with_an_error_and_resume_carries_the_rest(folder):
     url = f"file://{folder}/lost/run"
     (folder / "lost").mkdir()

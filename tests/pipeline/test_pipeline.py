@@ -244,6 +244,7 @@ def test_a_checkpoint_that_was_replaced_as_a_whole_is_found_by_its_content(stopp
         posttrain.resume(stopped)
 
 
+@pytest.mark.slow
 def test_a_stage_whose_folder_was_removed_is_trained_again_to_the_same_bits(stopped, done):
     shutil.rmtree(stopped / "01-sft")
     again = posttrain.resume(stopped)
@@ -271,7 +272,9 @@ def test_what_else_must_be_the_same(done, change, message):
 
 
 def test_adapters_are_handed_over_merged(folder):
-    trained = posttrain.train(settings(folder, "adapters", lora={"rank": 2}), **{"stages.grpo.train.steps": 1})
+    trained = posttrain.train(
+        settings(folder, "adapters", lora={"rank": 2}), **{"stages.sft.train.steps": 1, "stages.grpo.train.steps": 1}
+    )
     proof = trained.stages[1].received["model.path"]
     assert proof["largest_difference"] < 1e-4
     plain = load_model(ModelConfig(path=str(trained.stages[0].model_path), device="cpu"))
@@ -374,6 +377,7 @@ def test_a_copy_does_not_look_at_the_folder_that_it_was_copied_from(cut, folder)
         shutil.rmtree(folder / "began-2")
 
 
+@pytest.mark.slow
 def test_a_resumed_pipeline_knows_where_its_values_came_from(stopped):
     edit(stopped, 2, "learning_rate: 0.0001  # caller", "learning_rate: 0.0003")
     posttrain.resume(stopped)
@@ -453,7 +457,7 @@ def test_and_stops_the_pipeline_where_that_is_asked_for(folder):
 def test_the_command_line_trains_a_pipeline_and_ends_with_a_table(folder, capsys):
     path = folder / "p.yaml"
     path.write_text(json.dumps(settings(folder, "cli")))
-    assert command(["train", str(path), "stages.grpo.train.steps=1"]) == 0
+    assert command(["train", str(path), "stages.sft.train.steps=1", "stages.grpo.train.steps=1"]) == 0
     said = capsys.readouterr().out
     assert "stage 1 of 2: sft\n" in said
     assert "stage 2 of 2: grpo\n" in said

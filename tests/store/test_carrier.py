@@ -5,9 +5,10 @@ file:// stands for any storage here; tests/faults/test_s3.py has a server for th
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from tests.disks import FILL, on_a_small_disk
-from tests.processes import run_code
+from tests.processes import Code, run_code
 from tests.store.urls import contents, one_of_two_takes_over, take_step
 
 from posttrain.config.urls import working_folder, wrong_url
@@ -396,7 +397,7 @@ def test_of_several_processes_that_take_over_at_once_one_does(storage):
         "except ConfigError: print('has not')\n"
     )
     Claim(RemoteFolder(storage.url), "dead").take()
-    several = Together(code, "abc")
+    several = Together(code, "abc", storage.folder)
     assert several.hear() == ["ready"] * 3
     several.tell()
     assert sorted(several.hear()) == ["refused", "refused", "took"]
@@ -492,7 +493,7 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
         "except ConfigError: print('refused', flush=True)\n"
         "sys.stdin.readline()\n"
     )
-    both = Together(code, "ab")
+    both = Together(code, "ab", tmp_path)
     assert both.hear() == ["ready"] * 2
     both.tell()
     assert sorted(both.hear()) == ["refused", "wrote"]
@@ -502,20 +503,20 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
 class Together:
     """Named processes that run the same code, and wait for a line before they continue."""
 
-    def __init__(self, code: str, names: str) -> None:
-        self.processes = [
-            subprocess.Popen(
-                [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-            )
-            for name in names
-        ]
+    def __init__(self, code: str, names: str, folder: Path) -> None:
+        ways = [[folder / f"{name}.{way}" for way in ("asked", "said")] for name in names]
+        for pipe in itertools.chain(*ways):
+            os.mkfifo(pipe)
+        plumbing = "import sys\nsys.stdin, sys.stdout = open(sys.argv[2]), open(sys.argv[3], 'w')\n"
+        self.processes = [Code(plumbing + code, name, *map(str, way)) for name, way in zip(names, ways, strict=True)]
+        self.ways = [(asked.open("w", buffering=1), said.open()) for asked, said in ways]
 
     def hear(self) -> list[str]:
-        return [one.stdout.readline().strip() for one in self.processes]
+        return [said.readline().strip() for _, said in self.ways]
 
     def tell(self) -> None:
-        for one in self.processes:
-            one.stdin.write("go\n")
+        for asked, _ in self.ways:
+            asked.write("go\n")
 
 
 def test_a_run_that_never_began_leaves_nothing_there(storage):

@@ -485,6 +485,7 @@ def kill_and_count(folder: Path, how: str, kills: int) -> int:
     return int(result.printed)
 
 
+@pytest.mark.slow
 def test_killed_at_20_random_moments_of_saving_the_newest_is_always_complete(tmp_path):
     assert kill_and_count(tmp_path, "random", 20) >= 5, "hardly any kill hit a save: the test shows nothing"
 

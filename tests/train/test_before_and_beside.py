@@ -17,10 +17,11 @@ def config(folder: Path, **changes: Any) -> dict[str, Any]:
         "preset": "smoke",
         "model": {"path": "tiny:sort", "device": "cpu"},
         "algorithm": {"name": "grpo"},
-        "data": {"train": "task:sort"},
+        "data": {"train": "task:sort", "max_rows": 64},
         "rewards": [{"name": "exact_match"}],
         "sampling": {"max_completion_length": 8},
-        "evaluation": {"writing": 0},
+        "train": {"steps": 1},
+        "evaluation": {"writing": 0, "prompts": 4, "samples": 0},
         "output": str(folder),
         "report": False,
         **changes,
@@ -57,7 +58,10 @@ def test_a_correction_that_rejects_nearly_everything_is_said_aloud(tmp_path: Pat
     ("changes", "said"),
     [
         ({}, "GRPO: Group Relative Policy Optimization"),
-        ({"train": {"publish_every": 2}}, "GRPO: Group Relative Policy Optimization, correction tis (auto)"),
+        (
+            {"train": {"steps": 2, "publish_every": 2}},
+            "GRPO: Group Relative Policy Optimization, correction tis (auto)",
+        ),
         (
             {"algorithm": {"name": "grpo", "correction": "icepop"}},
             "GRPO: Group Relative Policy Optimization, correction icepop",

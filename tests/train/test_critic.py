@@ -25,7 +25,8 @@ KINDS = {
     "shared": {"critic.kind": "shared"},
     "lora-shared": {"lora.rank": 2, "critic.kind": "shared"},
 }
-every_kind = pytest.mark.parametrize("kind", KINDS)
+every_kind = pytest.mark.parametrize("kind", few(KINDS, "separate", "lora"))
+"""The critics with weights of their own. In the warm-up below, the one on the body of the policy learns as well."""
 two_kinds = pytest.mark.parametrize("kind", few(["lora", "shared", "separate", "lora-shared"], "shared"))
 """A critic on the body of the policy. The slow tests cover the other kinds of critic and of training."""
 
@@ -79,7 +80,11 @@ def assert_equal(actual, expected, where="") -> None:
 
 @pytest.mark.parametrize(
     ("settings", "kind"),
-    [({}, "separate"), ({"lora.rank": 2}, "lora"), ({"lora.rank": 2, "critic.kind": "separate"}, "separate")],
+    [
+        pytest.param({}, "separate", marks=pytest.mark.slow),
+        pytest.param({"lora.rank": 2}, "lora", marks=pytest.mark.slow),
+        ({"lora.rank": 2, "critic.kind": "separate"}, "separate"),
+    ],
 )
 def test_a_critic_is_there_without_being_asked_for(folder, settings, kind):
     run = train(folder, f"default-{kind}-{len(settings)}", **settings, **{"train.steps": 1})
@@ -131,6 +136,8 @@ def test_in_its_warm_up_the_critic_learns_and_the_policy_stays(folder, kind):
 @every_kind
 def test_policy_and_critic_both_learn(folder, kind):
     run = train(folder, f"both-{kind}", **KINDS[kind])
+    assert run.trainer.critic is not None
+    assert run.trainer.critic.kind == kind.removeprefix("lora-")
     tensors, _ = saved(run)
     start, _ = load_state(run.folder / "checkpoints" / "step-000000" / "state")
     for part in ("policy", "critic"):

@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from tests.tiny import tiny_model, tiny_tokenizer, write_prompts
 from transformers import BloomConfig, BloomForCausalLM
 
@@ -22,6 +23,7 @@ def warnings_of(tmp_path, model):
             "evaluation": {"writing": 0, "prompts": 2, "samples": 1},
             "guards": {"max_truncated": 1.0},
             "output": str(tmp_path / "run"),
+            "report": False,
         }
     )
     events = map(json.loads, (run.folder / "events.jsonl").read_text().splitlines())
@@ -38,5 +40,6 @@ def test_a_run_whose_rows_are_padded_says_why_before_it_begins(tmp_path, capfd):
     assert "continuous batching" in capfd.readouterr().out.partition("step 1/1")[0]
 
 
+@pytest.mark.slow
 def test_a_run_whose_rows_join_each_other_does_not_speak_of_it(tmp_path):
     assert not [text for text in warnings_of(tmp_path, tiny_model(tmp_path / "model")) if "batching" in text]

@@ -162,7 +162,11 @@ def test_what_no_law_explains_is_told_without_what_there_was_no_memory_for(polic
             torch.OutOfMemoryError("CUDA out of memory"),
             "there was not enough memory for the request (CUDA out of memory)",
         ),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "there was not enough memory for the request"),
+        pytest.param(
+            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+            "there was not enough memory for the request",
+            marks=pytest.mark.slow,
+        ),
         (ValueError("no such layer"), "the request failed: ValueError: no such layer"),
     ],
 )

@@ -74,6 +74,7 @@ def train(folder: Path, name: str, algorithm: str, **more):
         "evaluation": {"writing": 0, "samples": 0},
         "guards": {"max_truncated": 1.0},
         "output": str(folder / name),
+        "report": False,
         **sampled,
     }
     return posttrain.train(config, **more)

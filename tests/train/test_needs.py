@@ -436,6 +436,7 @@ def test_a_teacher_is_not_trained(build, folder):
     assert (first.teacher_logprobs_BT - experience.sampling_logprobs_BT)[mask_BT].abs().max() > 0.01
 
 
+@pytest.mark.slow
 def test_distillation_brings_the_student_to_its_teacher(folder, tmp_path):
     """The teacher is the student after ten steps of supervised fine-tuning."""
     prompts = [json.loads(line)["prompt"] for line in (folder / "prompts.jsonl").read_text().splitlines()]

@@ -66,7 +66,7 @@ def test_the_sampler_is_further_from_the_trainer_the_older_its_weights_are(run):
 
 
 def test_without_it_every_step_is_fresh(folder):
-    assert column(train(folder, "fresh", **{"train.publish_every": 1}), "staleness/max") == [0.0] * 6
+    assert column(train(folder, "fresh", **{"train.publish_every": 1, "train.steps": 3}), "staleness/max") == [0.0] * 3
 
 
 def test_evaluations_judge_the_present_weights_and_not_those_that_sample(folder, run):
@@ -95,7 +95,7 @@ def records(run: Run) -> list[dict[str, float]]:
 )
 def test_a_resumed_run_samples_with_the_weights_that_were_published(folder, run, stop, settings):
     name = f"{len(settings)}-{stop}"
-    whole = train(folder, f"whole-{name}", **settings)
+    whole = train(folder, f"whole-{name}", **settings) if settings else run
     first = train(folder, f"part-{name}", **settings, **{"train.steps": stop})
     resumed = posttrain.resume(first.folder, steps=6)
     assert records(resumed) == records(whole)

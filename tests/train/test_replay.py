@@ -124,7 +124,6 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
 
 
 IN_SHORT = (
-    "several updates, a reference and a schedule",
     "dynamic sampling",
     "a critic of its own, on rewards of tokens",
     "adapters with dropout",
@@ -168,7 +167,7 @@ def test_the_bits_are_those_of_the_checkpoint_and_not_only_said_to_be(run):
 
 
 def test_a_run_that_was_killed_and_resumed_with_other_settings_is_repeated_across_the_seam(folder, tmp_path):
-    run = train(folder, "killed", **{"train.steps": 3, "train.schedule": "linear"})
+    run = train(folder, "killed", **{"train.steps": 3, "train.schedule": "linear", "algorithm.kl_coef": 0.1})
     shutil.rmtree(run / "checkpoints" / "step-000003")  # as if the run had been killed in step 3
     pt.resume(run, steps=6)
     held = json.loads((run / "settings.json").read_text())
@@ -195,14 +194,15 @@ def test_without_its_first_checkpoint_a_run_starts_from_its_model(copy):
         pt.replay(copy, first=2)
 
 
-def test_what_is_sampled_needs_neither_data_nor_rewards(folder, tmp_path):
-    for name in ("prompts.jsonl", "rewards.py"):
-        shutil.copy(folder / name, tmp_path / name)
-    data, rewards = {"train": str(tmp_path / "prompts.jsonl")}, [scorer(tmp_path, "vowels")]
-    run = train(folder, str(tmp_path / "run"), data=data, rewards=rewards)
-    for name in ("prompts.jsonl", "rewards.py"):
-        (tmp_path / name).unlink()
-    assert pt.replay(run).same
+def test_what_is_sampled_needs_neither_data_nor_rewards(folder, run):
+    needed = [folder / name for name in ("prompts.jsonl", "rewards.py")]
+    for path in needed:
+        path.rename(path.with_suffix(".away"))
+    try:
+        assert pt.replay(run).same
+    finally:
+        for path in needed:
+            path.with_suffix(".away").rename(path)
 
 
 # --- changes are noticed ----------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def drop_a_row(rows: list[dict[str, Any]]) -> None:
 CHANGES = (flip_a_reward, swap_two_rows, swap_the_groups, nudge_a_logprob, take_another_token)
 
 
-@pytest.mark.parametrize("change", few([*CHANGES, drop_a_row], flip_a_reward, drop_a_row))
+@pytest.mark.parametrize("change", few([*CHANGES, drop_a_row], drop_a_row))
 def test_a_changed_rollout_file_is_refused_by_its_hash(run, tmp_path_factory, change):
     copy = Path(shutil.copytree(run, tmp_path_factory.mktemp("changed") / "run"))
     rewritten(copy, change, sealed=False)
@@ -355,7 +355,7 @@ def test_the_threads_are_those_of_the_run_and_ours_are_given_back(copy):
 
 def test_another_start_model_is_refused_where_it_has_a_say(folder, tmp_path):
     tiny_model(tmp_path / "model")
-    adapted = train(folder, "adapted", model=str(tmp_path / "model"), lora={"rank": 2})
+    adapted = train(folder, "adapted", model=str(tmp_path / "model"), lora={"rank": 2}, **{"train.steps": 1})
     tiny_model(tmp_path / "model", seed=1)
     with pytest.raises(ModelError, match="holds another model than the run started with"):
         pt.replay(adapted)

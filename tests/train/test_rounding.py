@@ -197,6 +197,7 @@ def test_nothing_is_said_where_auto_is_float32_anyway(folder, tmp_path, monkeypa
     assert lost(config(folder), load_model(config(tmp_path).model)) is None
 
 
+@pytest.mark.slow
 def test_a_run_says_on_file_why_it_is_slower(folder, tmp_path, fast):
     settings = config(folder).model_dump(mode="json", exclude_unset=True)
     settings |= {

@@ -39,17 +39,22 @@ def train(folder, name, **overrides):
     return posttrain.train(config, **overrides)
 
 
+@pytest.fixture(scope="module")
+def plain(folder):
+    """A run of the settings above, for tests that only read it."""
+    return train(folder, "plain")
+
+
 def warnings_of(run) -> list[str]:
     lines = (run.folder / "events.jsonl").read_text().splitlines()
     return [event["message"] for event in map(json.loads, lines) if event["kind"] == "warning"]
 
 
-def test_few_held_out_rows_are_warned_of_where_more_were_asked_for(folder):
+def test_few_held_out_rows_are_warned_of_where_more_were_asked_for(folder, plain):
     asked = train(folder, "few", **{"evaluation.prompts": 64, "train.steps": 1})
     (said,) = [warning for warning in warnings_of(asked) if "held out" in warning]
     assert said.startswith("only 2 of 20 rows are held out: their score may be off by 41 points by chance alone")
-    as_asked = train(folder, "as-asked", **{"train.steps": 1})
-    assert not [warning for warning in warnings_of(as_asked) if "held out:" in warning]
+    assert not [warning for warning in warnings_of(plain) if "held out:" in warning]
 
 
 def test_forgetting_is_measured_without_held_out_prompts(folder):
@@ -70,35 +75,31 @@ def test_several_updates_without_a_ratio_are_told_and_their_metrics_are_true(fol
     assert run.metrics[0]["sampling/sampling_logp_difference/max"] < 1e-4, "learning is not a mismatch"
 
 
-def test_a_single_update_needs_no_old_pass_and_has_a_ratio_of_one(folder):
-    run = train(folder, "single")
-    assert run.metrics[0]["policy/ratio_max"] == 1.0
-    assert not any("no importance ratio" in warning for warning in warnings_of(run))
+def test_a_single_update_needs_no_old_pass_and_has_a_ratio_of_one(plain):
+    assert plain.metrics[0]["policy/ratio_max"] == 1.0
+    assert not any("no importance ratio" in warning for warning in warnings_of(plain))
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_name(folder):
+def test_a_checkpoint_of_another_model_is_refused_by_name(folder, plain):
     run = train(folder, "lora", lora={"rank": 2})
     checkpoint = run.checkpoints.newest()
     assert checkpoint is not None
     saved, _ = load_state(checkpoint.state)
     assert all("lora" in name for name in saved["policy"])
-    full = train(folder, "full")
     with pytest.raises(CheckpointError, match="holds other trained weights than this model has"):
-        full.restore(checkpoint)
+        plain.restore(checkpoint)
 
 
-def test_tokens_are_counted_with_their_prompts(folder):
-    run = train(folder, "tokens")
-    counted = [row["num_tokens"] for row in run.metrics]
-    completions = 8 * run.metrics[0]["completions/mean_length"]
+def test_tokens_are_counted_with_their_prompts(plain):
+    counted = [row["num_tokens"] for row in plain.metrics]
+    completions = 8 * plain.metrics[0]["completions/mean_length"]
     assert counted[0] > completions
     assert counted[1] > counted[0]
 
 
-def test_training_moves_the_weights(folder):
-    run = train(folder, "moves")
+def test_training_moves_the_weights(folder, plain):
     start = AutoModelForCausalLM.from_pretrained(folder / "model").state_dict()
-    trained = run.trainer.loaded.model.state_dict()
+    trained = plain.trainer.loaded.model.state_dict()
     assert any(not torch.equal(tensor, start[name]) for name, tensor in trained.items())
 
 
@@ -218,6 +219,7 @@ def test_a_function_of_one_row_keeps_its_default_where_the_row_lacks_the_column(
     assert [row["unscored_fraction"] for row in run.metrics] == [0.0] * 4
 
 
+@pytest.mark.slow
 def test_a_loss_that_has_reached_its_margin_goes_on_to_the_end(folder):
     """The hinge then has no gradient, because its pairs are learned."""
     pairs = [{"prompt": "a", "chosen": f"b{n}", "rejected": f"c{n}"} for n in range(4)]

@@ -116,7 +116,7 @@ CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("change", few(CHANGES, "one less held out", "one label"))
 @pytest.mark.parametrize("streaming", [False, True], ids=["in memory", "streamed"])
 def test_whatever_changed_is_said(tmp_path, model, change, streaming, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
@@ -137,7 +137,7 @@ GRPO_CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
 }
 
 
-@pytest.mark.parametrize("change", GRPO_CHANGES)
+@pytest.mark.parametrize("change", few(GRPO_CHANGES, "one more in front"))
 def test_prompts_that_changed_are_said_too(tmp_path, model, change):
     """Otherwise their held-out answers would be compared with a baseline of answers to other prompts."""
     folder = begun(tmp_path, model, "grpo")
@@ -156,6 +156,7 @@ def test_a_run_of_an_earlier_version_gets_its_file_when_it_is_resumed(tmp_path, 
     assert file.read_bytes() == content
 
 
+@pytest.mark.slow
 def test_a_part_that_an_earlier_version_left_out_gets_there_too(tmp_path, model):
     """The file has no entry for the prompts."""
     folder = begun(tmp_path, model, "grpo")

@@ -96,6 +96,12 @@ def runs(folder) -> dict[str, Run]:
     return {name: posttrain.train(shared(folder, name, name)) for name in KINDS}
 
 
+@pytest.fixture(scope="module")
+def begun(folder) -> dict[str, Run]:
+    """Runs of a few steps, for tests of what is saved."""
+    return {name: posttrain.train(config(folder, KINDS[name], f"{name}-begun", train={"steps": 3})) for name in KINDS}
+
+
 def shared(folder: Path, kind: str, name: str) -> dict[str, Any]:
     return config(folder, KINDS[kind], name, train={"steps": ENOUGH[kind]}, checkpoint={"every": 15})
 
@@ -120,6 +126,7 @@ def test_a_regression_predicts_ratings_in_the_units_of_the_data(folder):
     assert run.metrics[-1]["explained_variance"] > 0.8
 
 
+@pytest.mark.slow
 def test_a_process_reward_model_tells_right_steps_from_wrong_ones(runs):
     before, after = (runs["steps"].evaluation[name] for name in ("baseline", "trained"))
     assert after["answers"] == 60
@@ -149,34 +156,34 @@ def test_pairs_are_measured_for_calibration_too(folder):
 # what the run saves
 
 
-def test_other_programs_open_what_was_saved_and_score_alike(runs):
+def test_other_programs_open_what_was_saved_and_score_alike(begun):
     ids = torch.tensor([[3, 7, 3, 4, 7]])
     tokens = Tokens(input_ids_BT=ids, lengths_B=torch.tensor([5]))
-    place = ModelConfig(path=str(runs["steps"].model_path), device="cpu")
-    peer = AutoModelForTokenClassification.from_pretrained(runs["steps"].model_path)
+    place = ModelConfig(path=str(begun["steps"].model_path), device="cpu")
+    peer = AutoModelForTokenClassification.from_pretrained(begun["steps"].model_path)
     ends_BT = torch.tensor([[False, True, False, False, True]])
     ours = step_scores(load_step_model(place, trained=True).model, tokens, ends_BT)
     theirs = peer(input_ids=ids).logits[..., 0]
     torch.testing.assert_close(ours, torch.where(ends_BT, theirs, 0.0), rtol=1e-5, atol=1e-6)
-    place = ModelConfig(path=str(runs["ratings"].model_path), device="cpu")
-    peer = AutoModelForSequenceClassification.from_pretrained(runs["ratings"].model_path)
+    place = ModelConfig(path=str(begun["ratings"].model_path), device="cpu")
+    peer = AutoModelForSequenceClassification.from_pretrained(begun["ratings"].model_path)
     torch.testing.assert_close(
         row_scores(load_reward_model(place, trained=True).model, tokens),
         peer(input_ids=ids).logits[:, 0],
         rtol=1e-5,
         atol=1e-6,
     )
-    assert AutoTokenizer.from_pretrained(runs["steps"].model_path).eos_token == "<eos>"
+    assert AutoTokenizer.from_pretrained(begun["steps"].model_path).eos_token == "<eos>"
 
 
-def test_the_folder_says_how_scores_are_made_of_outputs(runs):
-    assert runs["ratings"].model_path is not None
-    assert runs["steps"].model_path is not None
-    facts = ScoringFacts.read(runs["ratings"].model_path)
+def test_the_folder_says_how_scores_are_made_of_outputs(begun):
+    assert begun["ratings"].model_path is not None
+    assert begun["steps"].model_path is not None
+    facts = ScoringFacts.read(begun["ratings"].model_path)
     assert (facts.link, facts.answers) == ("identity", 80)
     assert 10 < facts.target_mean < 14
     assert facts.mean == pytest.approx(facts.target_mean, abs=1)
-    facts = ScoringFacts.read(runs["steps"].model_path)
+    facts = ScoringFacts.read(begun["steps"].model_path)
     assert (facts.separator, facts.aggregate, facts.answers) == (" ", "min", 60)
 
 
@@ -310,6 +317,7 @@ def test_a_policy_learns_what_the_model_rewards_and_what_it_was_trained_on(folde
         assert mean("reward", slice(0, 4)) > 8  # the scale of the data begins at 10
 
 
+@pytest.mark.slow
 def test_the_section_reward_model_trains_either_kind_first(folder):
     stage = {
         "algorithm": PROCESS["algorithm"],

@@ -190,6 +190,7 @@ def test_an_alarm_that_a_kill_kept_from_being_told_is_told_when_the_run_is_resum
     assert told(tmp_path) == [("gap", 4)]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_anew_tells_of_its_alarm_once(tmp_path):
     with pytest.raises(AlarmStop, match="stopped after step 4"):
         posttrain.train(gamed(tmp_path, on_alarm="stop"))

@@ -89,7 +89,9 @@ def test_right_numbers_have_no_cause(model, temperature):
     assert find_cause(rows, trainer(model, temperature=temperature), [RIGHT], LEVEL).kind == "none"
 
 
-@pytest.mark.parametrize(("asked", "used"), [(1.0, 0.8), (1.0, 1.05), (0.7, 1.0), (0.6, 2.0), (1.0, 0.3)])
+@pytest.mark.parametrize(
+    ("asked", "used"), few([(1.0, 0.8), (1.0, 1.05), (0.7, 1.0), (0.6, 2.0), (1.0, 0.3)], (1.0, 1.05), (0.6, 2.0))
+)
 def test_another_temperature_is_named_with_its_value(model, asked, used):
     cause = find_cause(drawn(model, temperature=used), trainer(model, temperature=asked), [RIGHT], LEVEL)
     assert cause.kind == "temperature"
@@ -105,7 +107,18 @@ def test_raw_log_probabilities_are_those_of_temperature_1(model):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("top_k", 5), ("top_k", 20), ("top_p", 0.9), ("top_p", 0.97), ("top_p", 0.8371), ("min_p", 0.05), ("min_p", 0.1)],
+    few(
+        [
+            ("top_k", 5),
+            ("top_k", 20),
+            ("top_p", 0.9),
+            ("top_p", 0.97),
+            ("top_p", 0.8371),
+            ("min_p", 0.05),
+            ("min_p", 0.1),
+        ],
+        *(("top_k", 20), ("top_p", 0.8371), ("min_p", 0.05)),
+    ),
 )
 @pytest.mark.parametrize("temperature", few([1.0, 0.7], 0.7))
 def test_truncation_is_named_with_its_kind_and_value(model, temperature, name, value):
@@ -123,7 +136,7 @@ def test_a_prompt_that_is_read_in_another_way_is_named(model):
     assert (cause.kind, "without their first token" in cause.text) == ("template", True), cause
 
 
-@pytest.mark.parametrize("scale", [0.003, 0.02])
+@pytest.mark.parametrize("scale", few([0.003, 0.02], 0.003))
 def test_stale_weights_are_named_with_their_version(model, scale):
     older, oldest = moved(model, scale), moved(moved(model, scale), scale)
     cause = find_cause(drawn(older), trainer(model, earlier=(oldest, older)), [RIGHT], LEVEL)

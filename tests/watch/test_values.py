@@ -6,6 +6,7 @@ import itertools
 import random
 
 import pytest
+from tests.catalogue import few
 from tests.watch.test_alarms import kinds
 
 from posttrain.config import AlarmConfig
@@ -17,6 +18,7 @@ from posttrain.verify.verdict import Verdict
 from posttrain.watch import Alarm, Watch
 
 G, P, STEPS = 8, 12, 20
+few_seeds = pytest.mark.parametrize("seed", few(range(4), 0))
 GOLDS = {
     "numbers": lambda dice: str(dice.randint(0, 40)),
     "yes or no": lambda dice: dice.choice(("yes", "no")),
@@ -79,8 +81,9 @@ def guess(kind: str, dice: random.Random) -> str:
     return GOLDS[kind](dice).rpartition("#### ")[2]
 
 
-def test_learning_the_task_is_no_concentration_whatever_its_golds():
-    for kind, extracts, seed in itertools.product(GOLDS, (True, False), range(3)):
+@few_seeds
+def test_learning_the_task_is_no_concentration_whatever_its_golds(seed):
+    for kind, extracts in itertools.product(GOLDS, (True, False)):
 
         def learns(dice, gold, step, kind=kind):
             answer = gold if dice.random() < 0.1 + 0.85 * step / STEPS else guess(kind, dice)
@@ -89,10 +92,9 @@ def test_learning_the_task_is_no_concentration_whatever_its_golds():
         assert "concentration" not in kinds(alarms_of(course(kind, extracts, seed, learns))), (kind, extracts, seed)
 
 
-def test_one_value_for_everything_is_an_alarm_where_golds_differ():
-    for kind, extracts, seed in itertools.product(
-        ("numbers", "yes or no", "letters", "solutions"), (True, False), range(3)
-    ):
+@few_seeds
+def test_one_value_for_everything_is_an_alarm_where_golds_differ(seed):
+    for kind, extracts in itertools.product(("numbers", "yes or no", "letters", "solutions"), (True, False)):
 
         def cheats(dice, gold, step, kind=kind):
             """From step 6 on, a growing share of the answers is one value, which a lax reward accepts."""
@@ -122,11 +124,12 @@ def test_where_all_golds_are_the_same_or_there_is_none_one_value_may_be_right():
         assert "concentration" not in kinds(alarms_of(step_of))
 
 
-def test_a_yes_of_two_tokens_and_a_no_of_three_are_no_lengths_to_pay_for():
+@few_seeds
+def test_a_yes_of_two_tokens_and_a_no_of_three_are_no_lengths_to_pay_for(seed):
     """Either may become the rewarded answer: reward and length then agree perfectly, and nothing is wrong."""
-    for paid, seed in itertools.product(("yes", "no"), range(4)):
+    for paid in ("yes", "no"):
 
-        def step_of(step, paid=paid, seed=seed):
+        def step_of(step, paid=paid):
             dice, groups = random.Random(f"{seed}-{step}"), []
             for index in range(P):
                 answers = [
@@ -166,10 +169,11 @@ def test_a_correlation_that_falls_towards_0_pays_no_short_answers():
         assert watch.observe(step, metrics)[0] == []
 
 
-def test_one_value_is_one_however_it_is_written():
+@few_seeds
+def test_one_value_is_one_however_it_is_written(seed):
     """The left side of the equation names the prompt's own numbers, or each answer has more zeros."""
     forms = ("{a} - {b} = 1", "{a} mod {b} = 1", "x_{a} = 1", "1.{zeros}", "{a}/{a}", "$1$")
-    for form, seed in itertools.product(forms, range(2)):
+    for form in forms:
 
         def cheats(dice, gold, step, form=form):
             a = dice.randint(2, 40)
