@@ -8,12 +8,14 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import select
 import shutil
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 from tests.disks import FILL, on_a_small_disk
@@ -509,10 +511,16 @@ class Together:
             os.mkfifo(pipe)
         plumbing = "import sys\nsys.stdin, sys.stdout = open(sys.argv[2]), open(sys.argv[3], 'w')\n"
         self.processes = [Code(plumbing + code, name, *map(str, way)) for name, way in zip(names, ways, strict=True)]
-        self.ways = [(asked.open("w", buffering=1), said.open()) for asked, said in ways]
+        both = [[os.open(pipe, os.O_RDWR) for pipe in way] for way in ways]  # which waits for nobody
+        self.ways = [(open(asked, "w", buffering=1), open(said)) for asked, said in both]  # noqa: SIM115
 
     def hear(self) -> list[str]:
-        return [said.readline().strip() for _, said in self.ways]
+        return [self._line(said) for _, said in self.ways]
+
+    @staticmethod
+    def _line(said: TextIO) -> str:
+        assert select.select([said], [], [], 120)[0], "a process says nothing, or has ended before it could"
+        return said.readline().strip()
 
     def tell(self) -> None:
         for asked, _ in self.ways:
