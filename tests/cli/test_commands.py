@@ -96,7 +96,9 @@ COMMANDS = (
 )
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize(
+    "command", [one if one != "train run.yaml" else pytest.param(one, marks=pytest.mark.slow) for one in COMMANDS]
+)
 def test_json_is_one_object(posttrain, command):
     exit_code, found = posttrain.json(*command.split())
     assert exit_code == 0

@@ -170,6 +170,7 @@ def test_a_broken_tool_is_told_from_one_that_asks_for_more(folder, tool, status,
     assert example in " ".join(report[f"tool {tool}"].examples)
 
 
+@pytest.mark.slow
 def test_what_says_every_answer_tells_no_row_its_own(folder):
     """The constant answer is that of one row in eight, by chance."""
     assert audited(folder, tools=("gossip",))["answers are kept"].status in ("ok", "warn")
