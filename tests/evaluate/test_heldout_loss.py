@@ -87,8 +87,6 @@ def test_a_supervised_run_tells_all_of_it(tmp_path: Path):
             "model": {"path": "tiny:sort", "device": "cpu"},
             "algorithm": {"name": "sft"},
             "data": {"train": str(data), "eval_fraction": 0.25},
-            "train": {"steps": 1},
-            "evaluation": {"writing": 0},
             "output": str(tmp_path / "run"),
             "report": False,
         }

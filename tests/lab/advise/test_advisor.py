@@ -5,9 +5,9 @@ import json
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.catalogue import catalogue, examples
+from tests.catalogue import catalogue
 from tests.lab.advise.situations import SITUATIONS
 
 from posttrain.algorithms import ALGORITHMS
@@ -427,7 +427,7 @@ FACTS = st.fixed_dictionaries(
 )
 
 
-@examples(10, 25)
+@settings(max_examples=25, deadline=None)
 @given(FACTS)
 def test_any_facts_get_an_answer_that_is_possible_and_a_config_that_loads(facts):
     told = Facts(**facts)
