@@ -16,6 +16,7 @@ def rows(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.slow
 def test_an_honest_reward_exits_with_0_and_a_cheatable_one_with_1(rows, capsys):
     assert run(["reward", "audit", planted("honest:marked"), "--data", rows, "--only", "false_accepts"]) == 0
     assert "Nothing failed: 1 ok" in capsys.readouterr().out
@@ -30,6 +31,13 @@ def test_json_is_one_object_with_every_finding(rows, capsys):
     (finding,) = report["audits"][0]["checks"]
     assert (finding["check"], finding["status"], finding["limit"]) == ("contract", "fail", "fail > 0 answers")
     assert any("nan" in example for example in finding["examples"])
+
+
+def test_a_person_reads_whether_to_train(rows, capsys):
+    assert run(["reward", "audit", planted("honest:marked"), "--data", rows, "--only", "contract"]) == 0
+    assert "Nothing failed: 1 ok" in capsys.readouterr().out
+    assert run(["reward", "audit", planted("returning:nan"), "--data", rows, "--only", "contract"]) == 1
+    assert "Do not train on this reward yet: 1 fail" in capsys.readouterr().out
 
 
 def test_every_reward_of_a_run_is_audited_on_its_data(rows, tmp_path, capsys):

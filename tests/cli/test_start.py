@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.cli.test_commands import VERBS
+
 import posttrain
 
 HEAVY = ("torch._C", "transformers", "datasets", "peft", "pyarrow", "optuna", "sympy", "numpy", "plotly")
@@ -30,7 +32,8 @@ def test_help_explanations_and_the_check_of_a_config_load_nothing_heavy(tmp_path
     (tmp_path / "names.yaml").write_text(CONFIG.replace("exact_match", "exact_mtach"))
     (tmp_path / "nothing.yaml").write_text(CONFIG.replace("grpo", "grop"))
     (tmp_path / "stages.yaml").write_text("model: tiny:copy\nstages: [{algorithm: sft}, {algorithm: dpo}]\n")
-    quick = ("--version", "--help", "explain grpo", "explain dpo", "explain correction", "explain")
+    helps = [f"{verb} --help" for verb in VERBS]
+    quick = ("--version", "--help", *helps, "explain grpo", "explain dpo", "explain correction", "explain")
     refused = (
         *(f"train {name}.yaml" for name in ("key", "rule", "names", "nothing", "stages", "missing")),
         "train run.yaml train.stesp=2",

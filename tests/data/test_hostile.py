@@ -165,7 +165,7 @@ turns = st.lists(
 
 
 @given(st.data())
-@examples(100, 400)
+@examples(40, 400)
 def test_any_values_in_the_columns_of_any_form_are_read_or_left_out_with_a_reason(data):
     form = data.draw(st.sampled_from(forms.FORMS))
     values = {name: data.draw(anything | turns) for name in (*form.needs, *form.may_have)}

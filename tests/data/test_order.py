@@ -84,6 +84,7 @@ def test_two_kinds_of_equal_number_are_halves_of_each_step():
         assert sum(kinds[row] == "Yes" for row in rows) == 10
 
 
+@pytest.mark.slow
 def test_rows_of_a_kind_are_shuffled_and_a_kind_of_one_row_stands_anywhere():
     """4000 seeds, 8 rows of one kind and one of another. Each of the 8 comes first 500 times. The other row comes
     between two of them in 7 of 8 cases, so 500 times at each of 7 places, and 250 times at either end. The standard

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.catalogue import few
 
 from posttrain.cli import run as command
 from posttrain.errors import ConfigError, DataError
@@ -167,7 +168,9 @@ def test_it_says_in_which_form_answers_are_read(folder, capsys):
     assert trial["model"] is None
 
 
-@pytest.mark.parametrize("template", ["{Question}", "{Body} {Question}", "{Body}: {Question} # 1"])
+@pytest.mark.parametrize(
+    "template", few(["{Question}", "{Body} {Question}", "{Body}: {Question} # 1"], "{Body}: {Question} # 1")
+)
 def test_a_template_over_columns_is_taken_as_it_is_written(folder, capsys, template):
     """A template needs no second pair of quotes on a command line, though braces, colons and # have a meaning in
     YAML."""
@@ -259,6 +262,7 @@ def test_a_person_reads_the_findings(config, capsys):
     assert "The rewards tell right answers from wrong ones. Add --model" in text
 
 
+@pytest.mark.slow
 def test_the_rows_are_a_random_sample_of_all_of_them(tmp_path, capsys):
     """The easy rows come first in the file, but the mean of the trial is that of the whole file."""
     rows = [{"prompt": f"{number} is", "answer": "x" if number < 500 else "y"} for number in range(2000)]
@@ -274,7 +278,7 @@ def test_the_rows_are_a_random_sample_of_all_of_them(tmp_path, capsys):
     assert reward["high"] < 0.5
 
 
-@pytest.mark.parametrize("value", ["0.0", "1.0"])
+@pytest.mark.parametrize("value", few(["0.0", "1.0"], "0.0"))
 def test_prompts_that_are_nearly_all_too_hard_or_too_easy_speak_against_a_run(config, tmp_path, capsys, value):
     (tmp_path / "few.py").write_text(
         f"def few(prompt, completion):\n    return {value} if prompt[0] > 'b' else len(completion) % 2\n"

@@ -51,6 +51,7 @@ def test_what_a_pattern_extracts_is_told_by_the_verdict():
         assert vote("<a>six</a>", {label: None}) is None
 
 
+@pytest.mark.slow
 def test_a_pattern_that_searches_for_ever_ends_with_its_worker_and_not_with_the_evaluation():
     """A worker runs it and reaches its deadline; no other process runs it. A judgement that failed has no vote."""
     reward = Reward(name="exact_match", timeout=IN_TIME, settings={"extract": r"(?:[\w ]+)*answer: (\d+)"})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.evaluate.judging import says_good
 from tests.report.synthetic_run import evaluation
 from tests.tiny import tiny_model
@@ -53,12 +54,18 @@ def train(folder, name, algorithm, data, **more):
     return posttrain.train(config, **more)
 
 
-def test_every_run_whose_model_writes_answers_before_and_after(folder):
+@pytest.fixture(scope="module")
+def ranked(folder):
+    """A run of DPO with the usual settings, for the tests that only read it."""
+    return train(folder, "dpo", "dpo", "pairs")
+
+
+def test_every_run_whose_model_writes_answers_before_and_after(folder, ranked):
     rewarded = {"rewards": [{"name": "exact_match"}]}
     runs = {
         "sft": train(folder, "sft", "sft", "examples"),
         "texts": train(folder, "texts", "sft", "texts"),
-        "dpo": train(folder, "dpo", "dpo", "pairs"),
+        "dpo": ranked,
         "kto": train(folder, "kto", "kto", "pairs"),
         "orpo": train(folder, "orpo", "orpo", "pairs", **{"data.eval_fraction": 0.0}),
         "grpo": train(folder, "grpo", "grpo", "prompts", **rewarded),
@@ -81,7 +88,10 @@ def test_a_run_that_samples_its_evaluations_draws_no_other_answers(folder):
     assert [answer["ids"] for answer in shown] == [json.loads(line)["greedy"]["ids"] for line in lines]
 
 
-@pytest.mark.parametrize(("algorithm", "data"), [("sft", "examples"), ("dpo", "pairs"), ("kto", "pairs")])
+@pytest.mark.parametrize(
+    ("algorithm", "data"),
+    few([("sft", "examples"), ("dpo", "pairs"), ("kto", "pairs")], ("sft", "examples"), ("dpo", "pairs")),
+)
 def test_a_check_judges_the_answers_of_a_run_on_given_data_before_and_after(folder, algorithm, data):
     run = train(folder, f"checked-{algorithm}", algorithm, data, check=[says_good], evaluation={"writing": 4})
     checked = run.evaluation["check"]["says_good"]
@@ -95,12 +105,9 @@ def test_a_check_judges_the_answers_of_a_run_on_given_data_before_and_after(fold
     assert "The independent check “says_good”, which training never saw, went from" in told
 
 
-def test_a_check_changes_nothing_in_training(folder):
-    runs = [
-        train(folder, f"beside-{name}", "dpo", "pairs", **more)
-        for name, more in (("none", {}), ("check", {"check": [says_good]}))
-    ]
-    first, second = (Path(run.model_path) / "model.safetensors" for run in runs)
+def test_a_check_changes_nothing_in_training(folder, ranked):
+    checked = train(folder, "beside-check", "dpo", "pairs", check=[says_good])
+    first, second = (Path(run.model_path) / "model.safetensors" for run in (ranked, checked))
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -109,8 +116,8 @@ def test_a_check_without_answers_is_refused(folder):
         train(folder, "unchecked", "dpo", "pairs", check=[says_good], evaluation={"writing": 0})
 
 
-def test_without_it_the_run_is_the_same_bit_for_bit(folder):
-    on, off = (train(folder, f"writing-{n}", "dpo", "pairs", **{"evaluation.writing": n}) for n in (8, 0))
+def test_without_it_the_run_is_the_same_bit_for_bit(folder, ranked):
+    on, off = ranked, train(folder, "unwritten", "dpo", "pairs", **{"evaluation.writing": 0})
     assert ["writing" in run.evaluation for run in (on, off)] == [True, False]
     weights = [run.trainer.loaded.model.state_dict() for run in (on, off)]
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
@@ -118,8 +125,8 @@ def test_without_it_the_run_is_the_same_bit_for_bit(folder):
     assert on.evaluation["trained"] == off.evaluation["trained"]
 
 
-def test_the_page_shows_both_answers_to_a_prompt(folder):
-    run = train(folder, "page", "dpo", "pairs")
+def test_the_page_shows_both_answers_to_a_prompt(ranked):
+    run = ranked
     page = write_report(run.folder).read_text()
     assert all(words in page for words in ("before training", "after training", "say"))
     assert any("How it writes" in sentence for sentence in verdict(read_run(run.folder)).sentences)

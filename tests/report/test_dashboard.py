@@ -88,8 +88,9 @@ def folder(tmp_path_factory) -> Path:
 def server(folder) -> Iterator[Browser]:
     process, browser = start(str(folder), cwd=folder)
     yield browser
+    Listener(browser.enter(), "/news?seen=older").next()
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 0, "Ctrl-C must end it without an error"
+    assert process.wait(20) == 0, "Ctrl-C must end it without an error, also while somebody listens"
     assert process.stderr is not None
     assert process.stderr.read() == ""
 
@@ -587,6 +588,7 @@ def test_so_many_listen_and_no_more(browser):
     assert status == 200, "a listener that left makes room"
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_a_server_that_somebody_listens_to(tmp_path):
     write_run(tmp_path / "runs" / "one")
     process, browser = start("runs", cwd=tmp_path)

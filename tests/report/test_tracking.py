@@ -251,6 +251,7 @@ def test_a_mere_folder_of_a_trackers_name_is_no_tracker(tmp_path, monkeypatch):
         require(["wandb"])
 
 
+@pytest.mark.slow
 def test_a_tracker_that_is_named_twice_is_told_once(tmp_path, capfd):
     config = config_in(tmp_path, report_to=["tensorboard", "tensorboard"], train={"steps": 2, "prompts_per_step": 2})
     run = pt.train(config)
@@ -272,6 +273,7 @@ def test_a_follower_that_is_killed_is_said_to_be(tmp_path):
     ]
 
 
+@pytest.mark.slow
 def test_an_attempt_that_never_began_is_another_run_to_a_tracker(tmp_path):
     config = config_in(tmp_path, report_to=["tensorboard"])
     prompts = tmp_path / "prompts.jsonl"
@@ -321,6 +323,7 @@ def test_a_run_that_is_over_can_be_sent_and_only_what_is_new_is_sent_again(track
     assert all("saved" not in text for _, text in told)
 
 
+@pytest.mark.slow
 def test_the_command_says_where_to_look(tmp_path):
     folder = write_run(tmp_path / "run")
     asked = [sys.executable, "-m", "posttrain", "track", str(folder), "--to", "trackio", "--json"]

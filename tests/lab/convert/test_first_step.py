@@ -184,7 +184,15 @@ def written(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+QUICK = ("grpo_lora.py", "ppo.py", "reward.py", "dapo.sh", "ppo.sh", "reinforce_plus_plus.sh")
+"""The files whose first step is taken in `make test`: with adapters, with each kind of model beside the policy, and of
+each library. The first steps of the others are those of TRL (`SAME`), or have the settings of one of these."""
+
+
+@pytest.mark.parametrize(
+    "path", [path if path.name in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in FILES],
+    ids=lambda path: path.name,
+)  # fmt: skip
 def test_a_converted_file_takes_a_first_step(path, models, written):
     told = first_step(here(written(path), CASES[path.name], models, 16))
     assert math.isfinite(told["loss"])

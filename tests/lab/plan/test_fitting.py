@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from tests.catalogue import few
 
 from posttrain.config import check, check_over, load_config
 from posttrain.lab.plan.api import from_flags, make_plan, plan_for
@@ -63,7 +64,7 @@ def test_what_a_plan_suggests_makes_the_same_run_fit():
                     assert changed.verdict.answer != "yes", (change, left_out)
 
 
-@pytest.mark.parametrize("devices", [1, "auto", 8])
+@pytest.mark.parametrize("devices", few([1, "auto", 8], 1, 8))
 def test_what_a_plan_of_several_gpus_suggests_is_what_so_many_ranks_take(devices):
     """Eight ranks refuse 8-bit moments, and one device refuses weights in main memory. A suggestion that needs more
     devices names them."""

@@ -154,6 +154,7 @@ assert "transformers" not in sys.modules
 """
 
 
+@pytest.mark.slow
 def test_plans_advice_and_the_explorer_need_no_transformers_which_would_take_seconds(tmp_path):
     config = tmp_path / "run.yaml"
     config.write_text(json.dumps(CONFIG))

@@ -79,6 +79,7 @@ def test_collapses_that_no_knob_explains_are_not_explained():
     assert all("not shown" in boundary.sentence for boundary in boundaries(KNOBS, told))
 
 
+@pytest.mark.slow
 def test_under_chance_alone_a_boundary_is_claimed_in_about_one_sweep_of_twenty():
     claimed = 0
     for seed in range(40):

@@ -168,6 +168,7 @@ def test_a_trial_that_falls_behind_is_asked_to_stop_and_counts_as_pruned(tmp_pat
     assert (found.outcome, found.score, found.step) == ("pruned", 0.3, 2)
 
 
+@pytest.mark.slow
 def test_the_median_is_of_as_few_trials_as_rarely_stop_one_of_the_best_quarter():
     dice, times = random.Random(0), 20_000
     normal = statistics.NormalDist()
