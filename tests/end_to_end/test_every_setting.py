@@ -36,7 +36,7 @@ from tests.episodes.hosts import fork_hosts
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
-from posttrain.algorithms import ALGORITHMS, PolicyGradient
+from posttrain.algorithms import ALGORITHMS, OnlineDPO, PolicyGradient
 from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.pairs import PairLoss
@@ -767,7 +767,7 @@ critic, teacher.path, reference, data.train, data.eval, train.learning_rate, sam
 the correction of a loss. The tests of each part show how much a setting changes."""
 PARTS_IN_WHOLE_RUNS = {"rewards.N.judge.rubric", "critic.warmup_steps", "algorithm.correction.high"}
 """Settings of such parts that `make test` shows by whole runs, too."""
-ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
+ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss, OnlineDPO)
 """Kinds of losses whose every setting is tested on the loss itself."""
 IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")
 """Algorithms of each such kind for which `make test` shows a setting by whole runs."""
@@ -779,7 +779,7 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
     All losses get their settings from the config in the same way. If a first setting of a loss of IN_WHOLE_RUNS has
     shown that way to work, its other settings are slow, and so are the settings of other losses.
     test_a_setting_of_a_loss_reaches_it_alone checks that each of them reaches its loss. tests/algorithms checks that
-    each loss heeds each of its settings, in test_settings.py and test_preference_invariances.py.
+    each loss heeds each of its settings, in test_settings.py, test_preference_invariances.py and test_online_dpo.py.
 
     Likewise, settings of a part that is made from the config are slow, except for a few.
     test_a_setting_changes_the_part_that_it_is_given_to makes each part with and without the change.
