@@ -58,7 +58,7 @@ def policy(config: RunConfig) -> object:
     adapters = model.peft_config if isinstance(model, PeftModel) else {}
     return (
         _numbers(dict(model.named_parameters())),
-        {n: (a.r, a.lora_alpha, a.lora_dropout, sorted(a.target_modules)) for n, a in adapters.items()},  # type: ignore
+        {n: (a.r, a.lora_alpha, a.lora_dropout, sorted(a.target_modules)) for n, a in adapters.items()},
         None if made.critic is None else _numbers(made.critic.parameters),
         None if updates is None else (updates.learning_rate, updates.max_grad_norm, updates.warmup_steps),
     )
@@ -106,7 +106,7 @@ def correction(config: RunConfig) -> object:
     """Return the correction of the loss."""
     algorithm = config.algorithm.build()
     assert isinstance(algorithm, PolicyGradient)
-    return algorithm.correction  # type: ignore[attr-defined]
+    return algorithm.correction
 
 
 def _policy(config: RunConfig) -> Policy:
