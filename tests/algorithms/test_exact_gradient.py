@@ -235,8 +235,15 @@ def test_a_moving_average_of_earlier_batches_changes_nothing_in_expectation(mean
     assert_same(ascent(algorithm, [LONG], 1, MovingAverage(mean=mean, batches=5)), exact([LONG]))
 
 
-@catalogue("clip", [None, 0.2])
-@catalogue("world, group_size", [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+@pytest.mark.parametrize(
+    ("world", "group_size", "clip"),
+    [
+        pytest.param(LONG, 2, 0.2, id="pairs"),
+        pytest.param(LONG, 2, None, id="pairs, not clipped", marks=pytest.mark.slow),
+        pytest.param(SHORT, 3, 0.2, id="triples", marks=pytest.mark.slow),
+        pytest.param(SHORT, 3, None, id="triples, not clipped"),
+    ],
+)
 def test_rloo_is_the_exact_gradient(world: World, group_size: int, clip: float | None):
     assert_same(ascent(RLOO(clip_low=clip, clip_high=clip), [world], group_size), exact([world]))
 
@@ -396,7 +403,10 @@ def test_a_critic_that_is_wrong_changes_nothing_with_gae_lambda_1(kl: float):
     assert_same(ascent(algorithm, [LONG], 1), exact([LONG], kl))
 
 
-@catalogue("world, group_size", [(LONG, 2), (SHORT, 3)], ids=["pairs", "triples"])
+@pytest.mark.parametrize(
+    ("world", "group_size"),
+    [pytest.param(LONG, 2, id="pairs", marks=pytest.mark.slow), pytest.param(SHORT, 3, id="triples")],
+)
 def test_kimi_scales_the_gradient_by_g_minus_1_over_g(world: World, group_size: int):
     """The factor is that of k1.5. For K2 it is multiplied by 2 tau, because its loss is a square."""
     factor = (group_size - 1) / group_size

@@ -392,6 +392,7 @@ def test_ipo_ends_where_the_policy_is_tilted_by_its_chance_to_beat_itself(kind: 
     assert total_variation(found_K, torch.tensor(REFERENCE, dtype=torch.float64)) > 0.1
 
 
+@pytest.mark.slow
 def test_with_labels_that_are_certain_dpo_goes_on_towards_the_best_answer():
     algorithm, best = OnlineDPO(beta=1.0), int(REWARDS.argmax())
     at = [followed(algorithm, "certain", steps, 8.0)[best].item() for steps in (0, 50, 500)]

@@ -50,7 +50,7 @@ VARIANTS: dict[str, Algorithm] = {
 }
 every_variant = catalogue("algorithm", VARIANTS.values(), ids=VARIANTS)
 every_class = catalogue("cls", PREFERENCE_ALGORITHMS.values(), ids=PREFERENCE_ALGORITHMS)
-few_examples = examples(5, 15)
+few_examples = examples(3, 15)
 seeds = st.integers(0, 10_000)
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from itertools import product
 
+import pytest
 import torch
 from tests.catalogue import catalogue
 from torch import Tensor
@@ -258,9 +259,13 @@ def trained_on_labels(algorithm: KTO, *steps: int, learning_rate: float) -> Iter
             yield logits_K.detach().softmax(dim=-1)
 
 
-@catalogue(
-    "desirable, undesirable, keeps",
-    [(1.0, 1.5, [True, True, False, False]), (1.0, 1.0, [True, True, None, False]), (3.0, 1.0, [True] * 4)],
+@pytest.mark.parametrize(
+    ("desirable", "undesirable", "keeps"),
+    [
+        (1.0, 1.5, [True, True, False, False]),
+        pytest.param(1.0, 1.0, [True, True, None, False], marks=pytest.mark.slow),
+        pytest.param(3.0, 1.0, [True] * 4, marks=pytest.mark.slow),
+    ],
 )
 def test_kto_leaves_no_mass_where_undesirable_labels_outweigh(desirable, undesirable, keeps):
     """An answer with a share p of desirable labels vanishes if desirable * p < undesirable * (1 - p). KTO thus takes a

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 
 import pytest
 from benchmarks.schedules import scheduled
-from tests.catalogue import few
 
 from posttrain.controller import staleness
 from posttrain.controller.controller import Controller
@@ -446,10 +446,21 @@ BUGS = {
 """Bugs, each with the invariant that it breaks."""
 
 
+LONG_IN_COMING = {
+    BelievesEarlierAttempts: 280,
+    OverwritesWhatIsRead: 690,
+    ForgetsGroupsThatWereBeingScored: 420,
+    KeepsTokensOfTurnsThatBeginAnew: 1900,
+}
+"""Bugs that take long to show, each with a seed shortly before the first that shows it. The search begins there, and
+goes through all other seeds if a change of the controller has moved that schedule."""
+
+
 def names_found(bug: type[Controller], expected: str) -> set[str]:
     """Return the invariants broken in the first failing schedules, up to the one that breaks the expected invariant."""
     found: set[str] = set()
-    for seed in SEEDS:
+    begins = LONG_IN_COMING.get(bug, 0)
+    for seed in chain(SEEDS[begins:], SEEDS[:begins]):
         try:
             found |= {broken.name for broken in scheduled(seed, controller=bug).broken}
         except (KeyError, ValueError):  # the bug has crashed the controller itself
@@ -459,11 +470,7 @@ def names_found(bug: type[Controller], expected: str) -> set[str]:
     return found
 
 
-LONG_IN_COMING = (BelievesEarlierAttempts, ForgetsGroupsThatWereBeingScored, KeepsTokensOfTurnsThatBeginAnew)
-"""Bugs that take long to show. Other bugs break the same invariants sooner."""
-
-
-@pytest.mark.parametrize("bug", few(BUGS, *(bug for bug in BUGS if bug not in LONG_IN_COMING)))
+@pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_found_by_its_name(bug):
     assert BUGS[bug] in names_found(bug, BUGS[bug])
 

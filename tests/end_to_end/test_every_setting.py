@@ -13,7 +13,7 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from datasets.packaged_modules.json.json import Json
 from tests.algorithms.compositions import SETTINGS
 from tests.algorithms.test_settings import SHOWN_ELSEWHERE
 from tests.catalogue import catalogue
+from tests.end_to_end import parts
 from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
 from tests.end_to_end.turns import AGENT, CALLS, ENVIRONMENT, PAID, REWRITES, TALKER, TURNS, write_turns
@@ -35,12 +36,12 @@ from tests.episodes.hosts import fork_hosts
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
-from posttrain.algorithms import ALGORITHMS, PolicyGradient
+from posttrain.algorithms import ALGORITHMS, OnlineDPO, PolicyGradient
 from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.pairs import PairLoss
 from posttrain.algorithms.settings import attributes
-from posttrain.config import ModelConfig, describe_fields, load_config
+from posttrain.config import CriticConfig, JudgeConfig, ModelConfig, RunConfig, describe_fields, load_config
 from posttrain.episodes.acting import Acting
 from posttrain.episodes.sessions import Sessions
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
@@ -744,7 +745,29 @@ GIVEN_TO_SESSIONS = {
 }
 """test_a_setting_of_turns_reaches_their_sessions checks the way to the sessions, and tests/episodes the effect of each
 setting there. Runs show environment.function, agent.function and tools."""
-ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
+SHOWN_BY_PARTS: dict[str, Callable[[RunConfig], object]] = {
+    **{f"rewards.N.{name}": parts.scores for name in ("name", "function", "model", "timeout")},
+    **{f"rewards.N.{name}": parts.scores for name in ("gate", "gate.label", "gate.at_least")},
+    **{f"rewards.N.judge.{name}": parts.scores for name in JudgeConfig.model_fields},
+    **{f"check.N.{name}": parts.scores for name in ("name", "function", "model", "timeout", "label", "judge")},
+    **{f"lora.{name}": parts.policy for name in ("rank", "alpha", "target_modules")},
+    **{f"critic.{name}": parts.policy for name in CriticConfig.model_fields},
+    **dict.fromkeys(("teacher.revision", "reference.path", "reference.revision"), parts.frozen),
+    **{f"data.{name}": parts.rows for name in ("split", "eval_split", "eval_fraction", "columns", "max_rows", "part")},
+    **{f"train.{name}": parts.updates for name in ("schedule", "warmup_steps", "min_learning_rate_ratio")},
+    **{f"train.{name}": parts.updates for name in ("weight_decay", "adam_beta1", "adam_beta2", "adam_eps")},
+    "train.max_grad_norm": parts.updates,
+    **{f"sampled_pairs.{name}": parts.pairs for name in ("select", "min_gap", "correct_at", "max_per_prompt")},
+    "environment.turn_discount": parts.credit,
+    **{f"algorithm.correction.{setting.name}": parts.correction for setting in fields(Correction)},
+}
+"""Settings that one part of a run is given, and what to look at there. Runs show that they use these parts, by a whole
+section or by one of its other settings: rewards.N.judge, rewards.N.weight, check.N.settings, lora, lora.dropout,
+critic, teacher.path, reference, data.train, data.eval, train.learning_rate, sampled_pairs and environment.credit, and
+the correction of a loss. The tests of each part show how much a setting changes."""
+PARTS_IN_WHOLE_RUNS = {"rewards.N.judge.rubric", "critic.warmup_steps", "algorithm.correction.high"}
+"""Settings of such parts that `make test` shows by whole runs, too."""
+ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss, OnlineDPO)
 """Kinds of losses whose every setting is tested on the loss itself."""
 IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")
 """Algorithms of each such kind for which `make test` shows a setting by whole runs."""
@@ -756,13 +779,16 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
     All losses get their settings from the config in the same way. If a first setting of a loss of IN_WHOLE_RUNS has
     shown that way to work, its other settings are slow, and so are the settings of other losses.
     test_a_setting_of_a_loss_reaches_it_alone checks that each of them reaches its loss. tests/algorithms checks that
-    each loss heeds each of its settings, in test_settings.py and test_preference_invariances.py.
+    each loss heeds each of its settings, in test_settings.py, test_preference_invariances.py and test_online_dpo.py.
+
+    Likewise, settings of a part that is made from the config are slow, except for a few.
+    test_a_setting_changes_the_part_that_it_is_given_to makes each part with and without the change.
 
     Settings in the sets above are slow, too, and so are further values of a setting.
     """
     shown = set[str]()
     changed = set[str]()
-    elsewhere = SHOWN_BY_WATCHES | SHOWN_BY_ENGINES | GIVEN_TO_SESSIONS
+    elsewhere = SHOWN_BY_WATCHES | SHOWN_BY_ENGINES | GIVEN_TO_SESSIONS | (SHOWN_BY_PARTS.keys() - PARTS_IN_WHOLE_RUNS)
     for case in cases:
         key, name = case.algorithm, case.setting.removeprefix(f"{case.algorithm}.")
         repeated = not case.refused and case.setting in (elsewhere | changed)
@@ -840,6 +866,25 @@ def test_a_setting_of_turns_reaches_their_sessions(place, monkeypatch, case):
     monkeypatch.setattr(Sessions, "start", lambda sessions: None)
     before, again, after = (sessions_of(place, changes) for changes in (case.before, case.before, case.after))
     assert before == again != after
+
+
+@catalogue("case", [case for case in CASES if case.setting in SHOWN_BY_PARTS and not case.refused], lambda c: c.setting)
+def test_a_setting_changes_the_part_that_it_is_given_to(place, parts_before, case):
+    def look(changes: Mapping[str, Any]) -> object:
+        with contextlib.chdir(place.folder):
+            return SHOWN_BY_PARTS[case.setting](load_config(PLAIN, changes).config)
+
+    made = f"{SHOWN_BY_PARTS[case.setting].__name__} {json.dumps(case.before)}"
+    if made not in parts_before:
+        parts_before[made] = look(case.before)
+        assert parts_before[made] == look(case.before), "it differs without a change"
+    assert look(case.after) != parts_before[made]
+
+
+@pytest.fixture(scope="module")
+def parts_before() -> dict[str, object]:
+    """Keep parts without a change, as several settings of a part begin with the same one."""
+    return {}
 
 
 def sessions_of(place: Place, changes: Mapping[str, Any]) -> tuple[object, ...]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import product
+from typing import Any
+
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -25,15 +29,29 @@ ALGORITHMS = [
     RLOO(),
     RLOO(clip_low=0.2, clip_high=0.2, kl_coef=0.05),
     GRPO(),
-    GRPO(kl_coef=0.1, dual_clip=3.0, entropy_coef=0.01),
+    READS_ENTROPY := GRPO(kl_coef=0.1, dual_clip=3.0, entropy_coef=0.01),
     GRPO(kl_coef=0.1, kl_estimator="k3_corrected"),
     DrGRPO(max_completion_length=8, kl_coef=0.1, kl_estimator="k2"),
     PPO(kl_coef=0.1),
-    PPO(whiten_rewards=True, value_coef=0.5, dual_clip=3.0, entropy_coef=0.01),
+    READS_VALUES := PPO(whiten_rewards=True, value_coef=0.5, dual_clip=3.0, entropy_coef=0.01),
     SFT(),
     SFT(dft=True),
 ]
+READ_EVERYTHING = (READS_ENTROPY, READS_VALUES)
+PROMPTS = {"every row for itself": (3, 6), "a shared prompt": (3, 17)}
 TOLERANCE = {"sdpa": 1e-10, "eager": 1e-6}  # the eager softmax of transformers is float32 for every model dtype
+
+
+def thinned() -> Iterator[Any]:
+    """Yield the ways of the forward pass with each algorithm.
+
+    `make test` computes every loss on shared prompts with sdpa. With eager attention, and where no prompt is shared, it
+    computes one that reads entropies and one that reads values: all losses read the outputs of the same forward pass.
+    """
+    for attention, lengths, algorithm in product(TOLERANCE, PROMPTS, ALGORITHMS):
+        quick = (attention, lengths) == ("sdpa", "a shared prompt") or algorithm in READ_EVERYTHING
+        name = f"{attention}-{lengths}-{name_of(algorithm)}"
+        yield pytest.param(attention, lengths, algorithm, id=name, marks=[] if quick else [pytest.mark.slow])
 
 
 def name_of(algorithm) -> str:
@@ -41,7 +59,7 @@ def name_of(algorithm) -> str:
     return f"{algorithm.key}{changed or ''}"
 
 
-@pytest.fixture(scope="module", params=["sdpa", "eager"])
+@pytest.fixture(scope="module", params=TOLERANCE)
 def attention(request) -> str:
     return request.param
 
@@ -56,9 +74,9 @@ def model(attention) -> LlamaForCausalLM:
     return tiny_model(attention)
 
 
-@pytest.fixture(scope="module", params=[(3, 6), (3, 17)], ids=["every row for itself", "a shared prompt"])
+@pytest.fixture(scope="module", params=PROMPTS)
 def experience(request) -> Experience:
-    return tiny_experience(request.param)
+    return tiny_experience(PROMPTS[request.param])
 
 
 def batch_for(algorithm, experience: Experience) -> Batch:
@@ -67,7 +85,12 @@ def batch_for(algorithm, experience: Experience) -> Batch:
     return Batch.from_experience(experience)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
+every_way = pytest.mark.parametrize(
+    ("attention", "experience", "algorithm"), list(thinned()), indirect=["attention", "experience"]
+)
+
+
+@every_way
 def test_every_split_gives_the_same_gradient_and_loss(model, experience, algorithm, tolerance):
     batch = batch_for(algorithm, experience)
     expected, expected_loss = gradient(model, algorithm, batch, SPLITS["1x8"])
@@ -78,7 +101,7 @@ def test_every_split_gives_the_same_gradient_and_loss(model, experience, algorit
         assert loss == pytest.approx(expected_loss, abs=tolerance)
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=name_of)
+@every_way
 def test_packed_and_padded_give_the_same_gradient(model, experience, algorithm, tolerance):
     batch = batch_for(algorithm, experience)
     packed, packed_loss = gradient(model, algorithm, batch, SPLITS["1x8"])

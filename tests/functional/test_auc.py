@@ -10,7 +10,7 @@ import statistics
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.catalogue import catalogue
+from tests.catalogue import few
 
 from posttrain.functional import auc
 from posttrain.functional.auc import auc_change, auc_interval
@@ -88,7 +88,7 @@ def test_clusters_with_both_classes_have_what_they_share_counted():
     assert found.high - found.low == pytest.approx(2 * half, rel=0.02)
 
 
-@catalogue("mixed, answers", [(False, 25), (False, 60), (True, 60)])
+@pytest.mark.parametrize(("mixed", "answers"), few([(False, 25), (False, 60), (True, 60)], (False, 25)))
 def test_the_intervals_of_clustered_steps_cover_what_they_say(mixed, answers):
     """The steps of an answer share a level. Labels are one coin flip per answer, or one per step (mixed).
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.golden.runs import STEPS, UPDATES, steps_of, write_inputs
 
 from posttrain.train.run import Run
@@ -21,9 +22,10 @@ from posttrain.types import Batch, Experience
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
 BEGUN = 4
 """Steps in which the quick tests follow an algorithm: enough to show its loss, updates and state."""
-QUICK = ("grpo", "ppo", "online_dpo", "sft", "dpo", "kto", "reward_model", "reward_regression", "process_reward_model")
-ONE_OF_EACH_KIND = [key if key in QUICK else pytest.param(key, marks=pytest.mark.slow) for key in UPDATES]
-"""Every algorithm. One for each kind of data, and for each kind of model besides the policy, is not slow."""
+QUICK = ("grpo", "ppo", "dpo", "reward_model")
+ONE_OF_EACH_MODEL = few(UPDATES, *QUICK)
+"""Every algorithm. One that samples, one with a critic, one with given data, and one without a policy are not slow."""
+MANY_AND_FEW_STEPS = pytest.mark.parametrize("steps", [BEGUN, pytest.param(STEPS, marks=pytest.mark.slow)])
 
 
 # --- runs that must agree with the golden runs ------------------------------------------------------------------------
@@ -34,7 +36,7 @@ def test_an_algorithm_begins_as_its_golden_run(train, golden, algorithm):
     golden(algorithm).compare(train(algorithm, steps=BEGUN), first=BEGUN, **CLOSE)
 
 
-@pytest.mark.parametrize("algorithm", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("algorithm", ONE_OF_EACH_MODEL)
 def test_an_algorithm_follows_its_golden_run(train, golden, algorithm):
     golden(algorithm).check(train(algorithm), **CLOSE)
 
@@ -48,15 +50,17 @@ def test_an_algorithm_follows_its_golden_run(train, golden, algorithm):
     ],
     ids=lambda settings: next(iter(settings)),
 )
-def test_a_setting_of_memory_and_speed_leaves_the_golden_run_as_it_is(train, golden, settings):
-    golden("grpo").compare(train("grpo", settings), **CLOSE)
+@MANY_AND_FEW_STEPS
+def test_a_setting_of_memory_and_speed_leaves_the_golden_run_as_it_is(train, golden, settings, steps):
+    golden("grpo").compare(train("grpo", settings, steps=steps), first=steps, **CLOSE)
 
 
-def test_the_order_of_the_rows_leaves_the_golden_run_as_it_is(train, golden):
-    golden("grpo").compare(train("grpo", change=permute_rows), **CLOSE)
+@MANY_AND_FEW_STEPS
+def test_the_order_of_the_rows_leaves_the_golden_run_as_it_is(train, golden, steps):
+    golden("grpo").compare(train("grpo", change=permute_rows, steps=steps), first=steps, **CLOSE)
 
 
-@pytest.mark.parametrize("algorithm", ONE_OF_EACH_KIND)
+@pytest.mark.parametrize("algorithm", ONE_OF_EACH_MODEL)
 def test_one_percent_more_loss_is_noticed(train, golden, algorithm):
     """Adam takes the same steps if the loss is scaled by a factor. The golden run notices it anyway."""
     begun = train(algorithm, change=one_percent_more_loss, steps=2)
