@@ -28,6 +28,18 @@ def on_card(members: Iterable[Any], *quick: Any, later: Iterable[Any] = ()) -> l
     return [*(("cpu", member) for member in quick), *slow, *card]
 
 
+def in_precisions(members: Iterable[Any]) -> list[Any]:
+    """The members, devices or (device, member) pairs, in each precision. On the processor `make test` runs bfloat16
+    only: float32 is what the tests of this folder compare with."""
+    found = []
+    for one in members:
+        known = one if isinstance(one, type(CARD)) else pytest.param(*([one] if isinstance(one, str) else one))
+        for precision in PRECISIONS:
+            later = [pytest.mark.slow] if known.values[0] == "cpu" and precision == "float32" else []
+            found.append(pytest.param(*known.values, precision, marks=[*known.marks, *later]))
+    return found
+
+
 def held_bytes(device: str) -> int:
     """Bytes of living tensors: counted by the card's allocator, or over all tensors that Python can reach."""
     gc.collect()
