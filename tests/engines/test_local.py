@@ -367,7 +367,7 @@ def test_gradient_checkpointing_does_not_switch_the_cache_off():
 # ---------------------------------------------------------------- engines: shared, own copy, adapters, precision
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", few([True, False], False))
 def test_a_policy_with_an_adapter_generates_what_its_merged_model_generates(shared):
     policy, prompts = lora_model(), random_prompts()
     found = sampler_of(policy, shared=shared).generate(prompts, GREEDY, group_size=1, seed=0)

@@ -24,7 +24,7 @@ STEPS = 6
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mismatch")
     tiny_model(folder / "model")
-    write_prompts(folder / "prompts.jsonl", count=60)
+    write_prompts(folder / "prompts.jsonl", count=200)
     return folder
 
 

@@ -38,7 +38,7 @@ from posttrain.train import fleet, trainer
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("sleeping")
     tiny_model(folder / "model")
-    write_prompts(folder / "prompts.jsonl", count=80)
+    write_prompts(folder / "prompts.jsonl", count=200)
     return folder
 
 
@@ -324,7 +324,7 @@ def test_moments_are_to_come_until_a_run_has_stepped_and_not_when_it_is_resumed(
 
     monkeypatch.setattr(fleet, "shared_device", device)
     with server.serving() as url:
-        run = pt.train(config(place, "moments", url), **{"train.steps": 2})
+        run = pt.train(config(place, "moments", url), **{"train.steps": 2, "train.prompts_per_step": 2})
         trained = sum(parameter.numel() for parameter in run.trainer.trained_parameters().values())
         assert to_come[0] == 8 * trained, "two float32 numbers for each trained number"
         assert to_come[-1] == 0

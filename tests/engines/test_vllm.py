@@ -37,7 +37,7 @@ def place(tmp_path_factory):
     tiny_model(folder / "tied", tie_word_embeddings=True)
     mixture(folder / "experts", Qwen3MoeConfig, num_experts=4, moe_intermediate_size=16)
     mixture(folder / "mixtral", MixtralConfig, num_local_experts=4)
-    write_prompts(folder / "prompts.jsonl", count=120)
+    write_prompts(folder / "prompts.jsonl", count=200)
     return folder
 
 

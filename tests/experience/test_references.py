@@ -623,7 +623,8 @@ def test_the_running_shift_is_part_of_a_checkpoint(folder, tmp_path):
     assert sum(seen) == STEPS * ROWS
 
 
-@pytest.mark.parametrize("algorithm", few(PREFERENCES, "kto"))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", PREFERENCES)
 def test_every_loss_trains_a_model(folder, tmp_path, algorithm):
     """The command's own function is used: data in, a checkpoint out, finite numbers, and a second run is equal."""
     runs = [

@@ -1,4 +1,4 @@
-"""The device of a test: the processor in `make test`, and a card in `make test-gpu`.
+"""The device of a test: the processor in `make test` or `make test-slow`, and a card in `make test-gpu`.
 
 Every test of this folder takes its device as a parameter, so that each line of it also runs without a card.
 """
@@ -17,6 +17,8 @@ NO_CARD = f"PyTorch {torch.__version__} sees no CUDA device here"
 ON_CARD = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CARD))
 CARD = pytest.param("cuda", marks=ON_CARD)
 DEVICES = ["cpu", CARD]
+ON_CARD_FIRST = [pytest.param("cpu", marks=pytest.mark.slow), CARD]
+"""For what other tests show on the processor in `make test`."""
 PRECISIONS = ["float32", "bfloat16"]
 
 
