@@ -9,14 +9,15 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.catalogue import few
+from tests.catalogue import examples, few
 from tests.engines.policies import Settings
 from torch import Tensor
 
@@ -49,7 +50,7 @@ def threads() -> Iterator[None]:
 
 
 @needs_compiler
-@settings(deadline=None, max_examples=60)
+@examples(20, 60)
 @given(
     rows=st.lists(st.integers(0, 40), min_size=1, max_size=2),
     inputs=st.integers(1, 70),
@@ -81,7 +82,7 @@ def skip_without_pairs(found: Kernels) -> None:
 
 
 @needs_compiler
-@settings(deadline=None, max_examples=60)
+@examples(20, 60)
 @given(
     rows=st.lists(st.integers(0, 40), min_size=1, max_size=2),
     pairs=st.integers(1, 70),
@@ -237,7 +238,7 @@ def _room(columns: int) -> int:
 
 
 @needs_compiler
-@settings(deadline=None, max_examples=60)
+@examples(20, 60)
 @given(
     rows=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40)), min_size=1, max_size=21),
     lengths=st.lists(st.integers(1, 70), min_size=3, max_size=3),
@@ -314,7 +315,7 @@ def test_rows_of_a_prompt_stand_beside_each_other():
 
 
 @needs_compiler
-@settings(deadline=None, max_examples=40)
+@examples(20, 40)
 @given(
     length=st.integers(1, 70),
     width=st.integers(1, 40),
@@ -398,7 +399,7 @@ class Experts:
 
 
 @needs_compiler
-@settings(deadline=None, max_examples=60)
+@examples(20, 60)
 @given(
     routes=st.lists(st.tuples(*[st.integers(-1, 4)] * 3), max_size=20),
     repeated=st.sampled_from([1, 7]),
@@ -477,7 +478,7 @@ def test_what_experts_would_misread_is_refused(changed, found):
 
 
 @needs_compiler
-@settings(deadline=None, max_examples=60)
+@examples(20, 60)
 @given(
     rows=st.integers(1, 40),
     tokens=st.integers(1, 1100),
@@ -550,18 +551,20 @@ def short(tmp_path):
 
 
 @needs_compiler
-def test_a_library_is_compiled_once(tmp_path, monkeypatch):
+@pytest.mark.parametrize("whole", few([False, True], False), ids=["short source", "whole source"])
+def test_a_library_is_compiled_once(whole, short, tmp_path, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
     monkeypatch.setattr(compiling, "FLAGS", ("-O0", *compiling.FLAGS[1:]))  # compiles in a quarter of the time
-    compiler = find_compiler()
-    library = compiled(SOURCE, compiler)
+    compiler, source = find_compiler(), SOURCE if whole else short
+    library = compiled(source, compiler)
     made = library.stat().st_mtime_ns
     monkeypatch.setattr(compiling, "_compile", None)
-    assert compiled(SOURCE, compiler) == library
+    assert compiled(source, compiler) == library
     assert library.stat().st_mtime_ns == made
     left = sorted(file.name for file in library.parent.iterdir())
     assert left == [library.with_suffix(".sha256").name, library.name], "no partial files"
-    check(Kernels(library))
+    if whole:
+        check(Kernels(library))
 
 
 @needs_compiler
@@ -718,12 +721,10 @@ def test_the_check_does_not_depend_on_the_default_dtype(found):
 )
 def test_kernels_can_be_switched_off(asked, reason, monkeypatch):
     monkeypatch.setenv(SWITCH, asked)
-    module.found.cache_clear()
-    try:
-        assert kernels() is None
-        assert (why_none(), made_by()) == (reason, "")
-    finally:
-        module.found.cache_clear()
+    # with a cache of its own: the next test would make the kernels anew, which takes seconds
+    monkeypatch.setattr(module, "found", cache(module.found.__wrapped__))
+    assert kernels() is None
+    assert (why_none(), made_by()) == (reason, "")
 
 
 def test_a_file_that_is_no_library_is_refused(tmp_path: Path):

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples, few
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -93,7 +94,7 @@ rows_that_begin_alike = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15, 40)
 @given(
     rows_that_begin_alike,
     st.sampled_from([(4, 4), (4, 2), (6, 1)]),
@@ -228,8 +229,13 @@ def trained(model: nn.Module, compute: Compute, dtype: torch.dtype) -> list[Tens
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-@pytest.mark.parametrize("lora", [False, True], ids=["all weights", "LoRA"])
-@pytest.mark.parametrize("name", _MODELS)
+@pytest.mark.parametrize(
+    ("name", "lora"),
+    few(
+        [(name, lora) for name in _MODELS for lora in (False, True)],
+        *[("dense", False), ("dense", True), ("experts", True), ("a window in every other layer", False)],
+    ),
+)
 def test_a_model_computes_what_it_computes_without_kernels(name, lora, dtype, monkeypatch):
     """Float32 is within 1e-5 of PyTorch in float64; bfloat16 has no larger error than PyTorch's own attention."""
     config, layers = _MODELS[name]

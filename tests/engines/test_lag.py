@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.catalogue import examples
+from tests.catalogue import examples, few
 from tests.engines.policies import EOS, VOCAB, Settings, lora_model, tiny_model, tiny_tokenizer
 from torch import nn
 
@@ -89,8 +89,9 @@ def test_an_id_is_read_after_the_next_pass_was_launched():
     assert seen == [[0, 0, 1, 1, 0], [1, 1, 2, 2, 0], [2, 2, 2, 3, 1], [2, 3, 2, 4, 0], [2, 4, 2, 4, 1]]
 
 
-@pytest.mark.parametrize("lag", [0, *LAGS])
-@pytest.mark.parametrize("keep_cache", [False, True])
+@pytest.mark.parametrize(
+    ("lag", "keep_cache"), few([(n, kept) for n in (0, *LAGS) for kept in (False, True)], (0, False), (3, True))
+)
 def test_rows_that_join_leave_and_meet_the_same_weights_again_draw_the_same(lag, keep_cache):
     """Weights are loaded, and a row is removed and returned, while tokens are still being copied."""
     sampling = SamplingConfig(max_completion_length=20, max_batch_rows=4)

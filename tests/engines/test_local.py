@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.engines.policies import (
     CONFIGS,
     EOS,
@@ -26,6 +27,9 @@ from posttrain.errors import ConfigError, DataError, ModelError, NonFiniteError,
 from posttrain.types import Completion, Prompt
 
 GREEDY = Settings(temperature=0)
+QUICK = ("llama", "gpt2, learned positions", "lfm2, convolutions")
+"""One architecture for each way to decode: groups of rows, slots, padded rows. `make test` compares the numbers of all
+of them with a plain forward pass, and the tokens of these with transformers."""
 
 
 def sampler_of(model: nn.Module, eos_ids: tuple[int, ...] = (EOS,), **settings) -> LocalSampler:
@@ -64,7 +68,11 @@ def counted(module: nn.Module) -> Iterator[list[tuple[int, int]]]:
 
 @pytest.mark.parametrize(
     ("name", "attention"),
-    [*((name, None) for name in CONFIGS), ("llama", "eager"), ("mistral, sliding window", "eager")],
+    few(
+        [*((name, None) for name in CONFIGS), ("llama", "eager"), ("mistral, sliding window", "eager")],
+        *((name, None) for name in QUICK),
+        ("mistral, sliding window", "eager"),
+    ),
 )
 def test_greedy_answers_are_those_of_transformers_token_for_token(name, attention):
     """Prompts of five lengths in one batch, several EOS ids, some rows finishing long before others."""
@@ -76,7 +84,7 @@ def test_greedy_answers_are_those_of_transformers_token_for_token(name, attentio
         assert [c.ids for c in group] == [expected, expected]
 
 
-@pytest.mark.parametrize("name", ["stories260K", "stories15M", "minimind2-small"])
+@pytest.mark.parametrize("name", few(["stories260K", "stories15M", "minimind2-small"], "stories260K"))
 def test_greedy_answers_of_trained_models_are_those_of_transformers(name):
     model, tokenizer = real_model(name)
     texts = ["Once upon a time", "Lily", "The dog saw a big red ball in the park and"]
@@ -119,7 +127,7 @@ def test_truncated_sampling_draws_from_the_likeliest_tokens_and_reports_their_re
                 assert logprob == pytest.approx(float(kept), abs=1e-4)
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", few(CONFIGS, *QUICK))
 def test_scoring_goes_through_the_decoding_path_and_agrees_with_generation(name):
     sampler, prompts = sampler_of(tiny_model(name)), random_prompts()
     groups = sampler.generate(prompts, Settings(temperature=0.8), group_size=2, seed=1)
@@ -165,7 +173,7 @@ def test_first_tokens_follow_the_distribution_of_the_model():
 # ---------------------------------------------------------------- reproducibility
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral, sliding window", "qwen3-moe, experts", "lfm2, convolutions"])
+@pytest.mark.parametrize("name", few([*QUICK, "mistral, sliding window", "qwen3-moe, experts"], "llama"))
 def test_the_same_seed_gives_the_same_completions_whatever_is_decoded_together(name):
     """This holds in float32 on the CPU; it is no theorem, because the other rows can change the last bit of a logit."""
     sampler, prompts = sampler_of(tiny_model(name)), random_prompts()
@@ -359,7 +367,7 @@ def test_gradient_checkpointing_does_not_switch_the_cache_off():
 # ---------------------------------------------------------------- engines: shared, own copy, adapters, precision
 
 
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", few([True, False], False))
 def test_a_policy_with_an_adapter_generates_what_its_merged_model_generates(shared):
     policy, prompts = lora_model(), random_prompts()
     found = sampler_of(policy, shared=shared).generate(prompts, GREEDY, group_size=1, seed=0)

@@ -7,8 +7,9 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 from tests.engines.policies import Settings
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -50,7 +51,7 @@ def test_the_first_number_selects_a_block_and_the_second_a_token_inside_of_it():
     assert total_B.tolist() == [10.0] * 4
 
 
-@settings(max_examples=100, deadline=None)
+@examples(30, 100)
 @given(
     weights=st.lists(st.floats(0, 1e3, width=32), min_size=1, max_size=700).filter(any),
     uniforms=st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
@@ -69,7 +70,10 @@ def test_the_largest_uniform_numbers_select_the_last_token_that_has_any_weight()
     assert inverse_cdf(weights_BV, largest)[0].item() == 613
 
 
-@pytest.mark.parametrize("given_settings", [Settings(), Settings(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02)])
+@pytest.mark.parametrize(
+    "given_settings",
+    [Settings(), pytest.param(Settings(temperature=0.7, top_k=12, top_p=0.9, min_p=0.02), marks=pytest.mark.slow)],
+)
 def test_frequencies_of_many_draws_follow_the_reported_probabilities(given_settings):
     """Chi-square over 20000 draws from 40 likely tokens in several blocks; the bound is the 99.9% quantile."""
     draws, vocab = 20_000, 1000

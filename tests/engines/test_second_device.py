@@ -49,7 +49,7 @@ def passes(device: Device) -> float:
 @pytest.mark.parametrize(
     ("name", "settings"),
     [
-        ("llama", PLAIN),
+        pytest.param("llama", PLAIN, marks=pytest.mark.slow),
         ("mistral, sliding window", Settings(max_batch_rows=3, max_completion_length=8, top_k=20, top_p=0.8)),
         ("lora", Settings(max_batch_rows=3, max_completion_length=8, stop=("a", "END"))),
         ("lfm2, convolutions", Settings(max_batch_rows=2, max_completion_length=8, temperature=0.0)),
@@ -165,12 +165,12 @@ def test_adapters_on_a_base_held_in_half_precision_decode_by_the_kernel(weights)
         assert device.waits == []
 
 
-def test_slots_are_found_in_float32_however_a_call_decodes(monkeypatch):
+@pytest.mark.parametrize("weights", few(["shared", "taken", "copied"], "copied"))
+def test_slots_are_found_in_float32_however_a_call_decodes(monkeypatch, weights):
     """In bfloat16, no two methods agree for a deep model: a tolerance of 0 simulates such a model."""
     monkeypatch.setattr(decoding_path, "_ROUNDING", 0.0)
     with second_device():
-        for weights in ("shared", "taken", "copied"):
-            assert not LocalSampler.of(loaded(float32_policy()), weights).note
+        assert not LocalSampler.of(loaded(float32_policy()), weights).note
 
 
 @pytest.mark.parametrize("change", [lambda out: out * torch.nan, lambda out: out.flip(0)], ids=["NaN", "other rows"])
@@ -254,7 +254,7 @@ def test_casts_of_older_weights_do_not_pass_for_the_weights_that_were_published(
             sampler.probe(*probe, temperature=1.0)
 
 
-@pytest.mark.parametrize("target_modules", ["all-linear", ["q_proj"]])
+@pytest.mark.parametrize("target_modules", [pytest.param("all-linear", marks=pytest.mark.slow), ["q_proj"]])
 def test_a_policy_with_a_frozen_base_and_the_adapter_of_a_critic_is_published(target_modules):
     """A plain pass does not read that adapter, so each delivery reads it in a separate pass."""
     adapted = cast("PeftModel", lora_model("llama", head_dim=8, target_modules=target_modules))
@@ -297,22 +297,21 @@ def test_a_planted_read_in_the_loop_is_found(monkeypatch):
         assert device.waits == ["aten._local_scalar_dense.default"] * int(passes(device))
 
 
-@pytest.mark.parametrize(
-    "place",
-    [
-        lambda numbers, device: torch.tensor(numbers).to(device),
-        lambda numbers, device: torch.tensor(numbers).to(device, non_blocking=True),
-        lambda numbers, device: torch.tensor(numbers, device=device),
-        lambda numbers, device: list(numbers),
-    ],
-    ids=["a copy", "a copy of memory that is not pinned", "a tensor made there", "an index that is a list"],
-)
+PLACES = {
+    "a copy": lambda numbers, device: torch.tensor(numbers).to(device),
+    "a copy of memory that is not pinned": lambda numbers, device: torch.tensor(numbers).to(device, non_blocking=True),
+    "a tensor made there": lambda numbers, device: torch.tensor(numbers, device=device),
+    "an index that is a list": lambda numbers, device: list(numbers),
+}
+
+
+@pytest.mark.parametrize("place", few(PLACES, "a copy", "an index that is a list"))
 def test_a_planted_wait_for_a_copy_is_found(monkeypatch, place):
     with second_device() as device:
         sampler = sampler_of(moved(policy("llama")))
         assert not sampler.note
         device.forget()
-        monkeypatch.setattr(engine, "to_device", place)
+        monkeypatch.setattr(engine, "to_device", PLACES[place])
         drawn(sampler)
         assert set(device.waits) == {"copy to the device"}
 

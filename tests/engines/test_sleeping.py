@@ -73,7 +73,8 @@ class Watched(Alone):
         self.while_training = list[int]()
 
 
-def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, shares, monkeypatch):
+@pytest.mark.parametrize(("steps", "prompts"), few([(2, 2), (4, 4)], (2, 2)))
+def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, shares, monkeypatch, steps, prompts):
     server, update = Watched(place / "model"), trainer.Trainer.update
 
     def watched(*given, **named):
@@ -81,19 +82,23 @@ def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, sha
         return update(*given, **named)
 
     monkeypatch.setattr(trainer.Trainer, "update", watched)
-    evaluation = {"prompts": 4, "samples": 1, "writing": 0, "every": 2}
-    run = trained(place, shares, server, "in turns", evaluation=evaluation)
-    assert server.while_training == [0] * 4
-    assert [server.calls.count(name) for name in ("sleep", "wake_up")] == [4, 8], "once per step; weights, then cache"
+    changes = {
+        "evaluation": {"prompts": prompts, "samples": 1, "writing": 0, "every": steps // 2},
+        "train": {"steps": steps, "prompts_per_step": prompts, "learning_rate": 1e-2},
+    }
+    run = trained(place, shares, server, f"in turns {steps}", **changes)
+    assert server.while_training == [0] * steps
+    called = [server.calls.count(name) for name in ("sleep", "wake_up")]
+    assert called == [steps, 2 * steps], "once per step; weights, then cache"
     assert all(version == row["step"] - 1 for row in rows_of(run.folder) for version in row["versions"])
-    assert [step["queue/gave_back_gib"] for step in run.metrics] == [6.0] * 4
+    assert [step["queue/gave_back_gib"] for step in run.metrics] == [6.0] * steps
     asleep = server.calls[server.calls.index("sleep") :]
     between = asleep[: asleep.index("resume")]
     order = ["sleep", "wake_up", "start_weight_update", "update_weights", "finish_weight_update", "wake_up"]
     assert [name for name in between if name in order] == order, "the cache is mapped after the weights arrived"
     shares(None)
     with Alone(place / "model").serving() as url:
-        awake = pt.train(config(place, "awake", url, evaluation=evaluation))
+        awake = pt.train(config(place, f"awake {steps}", url, **changes))
     assert [step["loss"] for step in awake.metrics] == [step["loss"] for step in run.metrics]
     assert [row["completion_ids"] for row in rows_of(awake.folder)] == [
         row["completion_ids"] for row in rows_of(run.folder)
@@ -236,7 +241,7 @@ def test_a_server_that_somebody_left_asleep_is_woken(place, shares):
     """Its trainer was killed during the sleep: the next one finds a server without weights, but with requests."""
     server = StubServer(place / "model")
     server.on_sleep({}, SimpleNamespace(query_params={"level": "2"}))
-    trained(place, shares, server, "left asleep")
+    trained(place, shares, server, "left asleep", train={"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-2})
     assert server.calls.index("wake_up") < server.calls.index("update_weights")
 
 
@@ -319,7 +324,7 @@ def test_moments_are_to_come_until_a_run_has_stepped_and_not_when_it_is_resumed(
 
     monkeypatch.setattr(fleet, "shared_device", device)
     with server.serving() as url:
-        run = pt.train(config(place, "moments", url), **{"train.steps": 2})
+        run = pt.train(config(place, "moments", url), **{"train.steps": 2, "train.prompts_per_step": 2})
         trained = sum(parameter.numel() for parameter in run.trainer.trained_parameters().values())
         assert to_come[0] == 8 * trained, "two float32 numbers for each trained number"
         assert to_come[-1] == 0
@@ -351,7 +356,7 @@ def test_on_a_cpu_nobody_sleeps(place):
     """vLLM's CPU build refuses --enable-sleep-mode, and answers /sleep with 200 but frees no memory."""
     server = StubServer(place / "model")
     with server.serving() as url:
-        pt.train(config(place, "on a CPU", url), **{"rollout.placement": "shared"})
+        pt.train(config(place, "on a CPU", url), **{"rollout.placement": "shared", "train.steps": 1})
     assert "sleep" not in server.calls
     launch = Launch(**LAUNCH, threads=1, device="cpu")
     assert "--enable-sleep-mode" not in arguments(launch, 8000)

@@ -270,7 +270,7 @@ def test_only_rows_that_the_run_takes_are_scored(start, monkeypatch, empty_cache
     assert 0 < few < most / 6
 
 
-@pytest.mark.parametrize("algorithm", ["dpo", "kto"])
+@pytest.mark.parametrize("algorithm", few(["dpo", "kto"], "kto"))
 def test_a_run_that_is_lengthened_when_it_is_resumed_scores_the_new_rows(folder, tmp_path, algorithm):
     """It uses the weights of the start, not of the checkpoint, like a run that had this length from the start."""
     train = {"steps": 3, "prompts_per_step": 2, "learning_rate": 1e-3}
@@ -623,7 +623,8 @@ def test_the_running_shift_is_part_of_a_checkpoint(folder, tmp_path):
     assert sum(seen) == STEPS * ROWS
 
 
-@pytest.mark.parametrize("algorithm", few(PREFERENCES, "dpo", "kto", "orpo", "aot"))
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", PREFERENCES)
 def test_every_loss_trains_a_model(folder, tmp_path, algorithm):
     """The command's own function is used: data in, a checkpoint out, finite numbers, and a second run is equal."""
     runs = [

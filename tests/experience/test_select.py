@@ -246,23 +246,25 @@ def records(run: Run) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in run.metrics]
 
 
-def test_a_resumed_run_draws_the_groups_that_the_other_would_have_drawn(folder):
-    whole = train(folder, "whole")
-    part = train(folder, "part", **{"train.steps": 2})
-    assert records(posttrain.resume(part.folder, steps=4)) == records(whole)
+@pytest.fixture(scope="module")
+def whole(folder) -> Run:
+    return train(folder, "whole", **{"train.steps": 2})
+
+
+def test_a_resumed_run_draws_the_groups_that_the_other_would_have_drawn(folder, whole):
+    part = train(folder, "part", **{"train.steps": 1})
+    assert records(posttrain.resume(part.folder, steps=2)) == records(whole)
     assert max(row["data/sampling_rounds"] for row in whole.metrics) > 1
 
 
-def test_every_group_that_is_trained_has_a_signal(folder):
-    run = train(folder, "signal")
-    for file in sorted((run.folder / "rollouts").glob("*.parquet")):
+def test_every_group_that_is_trained_has_a_signal(whole):
+    for file in sorted((whole.folder / "rollouts").glob("*.parquet")):
         rows = parquet.read_table(file).to_pylist()
         trained = [row for row in rows if not row["discarded"]]
         assert len(trained) == 16
         assert all(len({row["reward"] for row in trained[start : start + 4]}) == 2 for start in range(0, 16, 4))
 
 
-def test_tokens_that_were_sampled_and_discarded_are_counted(folder):
-    run = train(folder, "tokens", **{"train.steps": 1})
-    rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
-    assert run.metrics[0]["num_tokens"] == sum(len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows)
+def test_tokens_that_were_sampled_and_discarded_are_counted(whole):
+    rows = parquet.read_table(whole.folder / "rollouts" / "step-000001.parquet").to_pylist()
+    assert whole.metrics[0]["num_tokens"] == sum(len(row["prompt_ids"]) + len(row["completion_ids"]) for row in rows)

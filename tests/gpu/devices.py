@@ -1,4 +1,4 @@
-"""The device of a test: the processor in `make test`, and a card in `make test-gpu`.
+"""The device of a test: the processor in `make test` or `make test-slow`, and a card in `make test-gpu`.
 
 Every test of this folder takes its device as a parameter, so that each line of it also runs without a card.
 """
@@ -17,6 +17,8 @@ NO_CARD = f"PyTorch {torch.__version__} sees no CUDA device here"
 ON_CARD = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CARD))
 CARD = pytest.param("cuda", marks=ON_CARD)
 DEVICES = ["cpu", CARD]
+ON_CARD_FIRST = [pytest.param("cpu", marks=pytest.mark.slow), CARD]
+"""For what other tests show on the processor in `make test`."""
 PRECISIONS = ["float32", "bfloat16"]
 
 
@@ -26,6 +28,18 @@ def on_card(members: Iterable[Any], *quick: Any, later: Iterable[Any] = ()) -> l
     slow = (pytest.param("cpu", member, marks=pytest.mark.slow) for member in later if member not in quick)
     card = (pytest.param("cuda", member, marks=ON_CARD) for member in members)
     return [*(("cpu", member) for member in quick), *slow, *card]
+
+
+def in_precisions(members: Iterable[Any]) -> list[Any]:
+    """The members, devices or (device, member) pairs, in each precision. On the processor `make test` runs bfloat16
+    only: float32 is what the tests of this folder compare with."""
+    found = []
+    for one in members:
+        known = one if isinstance(one, type(CARD)) else pytest.param(*([one] if isinstance(one, str) else one))
+        for precision in PRECISIONS:
+            later = [pytest.mark.slow] if known.values[0] == "cpu" and precision == "float32" else []
+            found.append(pytest.param(*known.values, precision, marks=[*known.marks, *later]))
+    return found
 
 
 def held_bytes(device: str) -> int:

@@ -230,6 +230,7 @@ def test_without_a_card_nothing_is_measured(command, tmp_path, monkeypatch, caps
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_command_measures_keeps_and_writes_its_page(command, tmp_path, capsys):
     out, where = tmp_path / "speed.json", ("--device", "cpu", "--models", "tiny")
     assert command("rates", "calibration", *where, "--budget", "40", "--out", str(out)) == 0

@@ -49,6 +49,7 @@ def test_a_driver_without_a_card(tmp_path, monkeypatch, script):
         first_card()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.version.cuda is not None, reason="torch is a build with CUDA")
 def test_a_torch_without_cuda():
     with pytest.raises(Missing, match=r"is a build without CUDA; name an index with another: make TORCH_INDEX="):

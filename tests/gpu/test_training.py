@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from tests.golden.runs import steps_of, write_inputs
-from tests.gpu.devices import DEVICES, PRECISIONS, on_card
+from tests.gpu.devices import DEVICES, in_precisions, on_card
 from tests.tiny import tiny_model
 from torch import Tensor
 
@@ -81,17 +81,18 @@ def reference(folder, tmp_path_factory):
     return steps
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("device", "algorithm"), on_card(ALGORITHMS, "grpo", "ppo", "dpo", later=FAMILIES))
+@pytest.mark.parametrize(
+    ("device", "algorithm", "precision"), in_precisions(on_card(ALGORITHMS, "grpo", "dpo", later=FAMILIES))
+)
 def test_the_first_steps_are_those_of_the_processor(folder, tmp_path, reference, device, algorithm, precision):
     settings = {"model.device": device, "model.precision": precision}
     found = steps_of(folder, tmp_path / "run", algorithm, settings, steps=BOUNDS[precision].steps)
     assert_near(found, reference(algorithm), BOUNDS[precision])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("device", "variant"), on_card(VARIANTS, "adapters", "a shared critic", "small micro-batches", later=VARIANTS)
+    ("device", "variant", "precision"),
+    in_precisions(on_card(VARIANTS, "adapters", "a shared critic", later=VARIANTS)),
 )
 def test_other_ways_to_train_take_the_steps_of_the_processor(folder, tmp_path, reference, device, variant, precision):
     algorithm, settings = VARIANTS[variant]
@@ -100,8 +101,7 @@ def test_other_ways_to_train_take_the_steps_of_the_processor(folder, tmp_path, r
     assert_near(found, reference(algorithm, variant), BOUNDS[precision])
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "precision"), in_precisions(DEVICES))
 def test_log_probabilities_are_those_of_the_processor(tmp_path, device, precision):
     """Rows of different lengths, two of which share their prompt."""
     path = tiny_model(tmp_path / "model", hidden_size=128, intermediate_size=256, initializer_range=0.15)

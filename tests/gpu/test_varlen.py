@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 from tests.gpu import plain_varlen
 from tests.models.tiny_architectures import CONFIGS
 from torch import Tensor, nn
@@ -54,7 +55,7 @@ def one_by_one(segments: list[Segment], query: Tensor, key: Tensor, value: Tenso
     return torch.stack(rows).view(-1, H, D)
 
 
-@settings(max_examples=40, deadline=None)
+@examples(15, 40)
 @given(packings(), st.integers(0, 2**31))
 def test_it_is_attention_to_the_prefix_and_to_what_came_before(segments, seed):
     torch.manual_seed(seed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.models.tiny_architectures import CONFIGS, gradients, one_row_at_a_time, rows, tiny_model
 
 from posttrain.config import LoRAConfig
@@ -144,22 +145,20 @@ def test_a_model_without_adapters_has_no_reference_inside():
         pass
 
 
-def test_linear_layers_of_a_frozen_model_in_bfloat16_give_the_same_bits_and_take_half_the_memory():
-    """The test runs every architecture under the autocast of a run with precision bfloat16."""
+@pytest.mark.parametrize("name", few(CONFIGS, LLAMA, "gpt2, learned positions", "qwen3-moe, experts", "qwen2, tied"))
+def test_linear_layers_of_a_frozen_model_in_bfloat16_give_the_same_bits_and_take_half_the_memory(name):
+    """Under the autocast of a run with precision bfloat16."""
     tokens, mask_BT = rows(LENGTHS)
-    for name in CONFIGS:
-        model = frozen_copy(tiny_model(name, dtype=torch.float32))
-        held = hold_in(frozen_copy(model), torch.bfloat16)
-        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-            expected, found = (
-                token_logprobs(one, tokens, mask_BT, temperature=1.0).logprobs_BT for one in (model, held)
-            )
-        assert torch.equal(found, expected), name
-        saved = {p: p.nbytes for p in model.parameters()}
-        smaller = [p for p, q in zip(model.parameters(), held.parameters(), strict=True) if q.nbytes * 2 == saved[p]]
-        assert smaller, name
-        assert held.get_input_embeddings().weight.dtype == held.get_output_embeddings().weight.dtype == torch.float32
-        assert all(
-            torch.equal(p, q)
-            for p, q in zip(model.parameters(), hold_in(frozen_copy(model), torch.float32).parameters(), strict=True)
-        )
+    model = frozen_copy(tiny_model(name, dtype=torch.float32))
+    held = hold_in(frozen_copy(model), torch.bfloat16)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        expected, found = (token_logprobs(one, tokens, mask_BT, temperature=1.0).logprobs_BT for one in (model, held))
+    assert torch.equal(found, expected), name
+    saved = {p: p.nbytes for p in model.parameters()}
+    smaller = [p for p, q in zip(model.parameters(), held.parameters(), strict=True) if q.nbytes * 2 == saved[p]]
+    assert smaller, name
+    assert held.get_input_embeddings().weight.dtype == held.get_output_embeddings().weight.dtype == torch.float32
+    assert all(
+        torch.equal(p, q)
+        for p, q in zip(model.parameters(), hold_in(frozen_copy(model), torch.float32).parameters(), strict=True)
+    )

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 
 from posttrain.models.microbatches import plan_microbatches, plan_units
 from posttrain.models.packing import Family
@@ -13,7 +14,7 @@ lengths = st.lists(st.integers(0, 300), max_size=60)
 budgets = st.integers(1, 400)
 
 
-@settings(max_examples=200, deadline=None)
+@examples(60, 200)
 @given(lengths, budgets)
 def test_every_row_is_in_one_microbatch_and_the_budget_is_kept(lengths, budget):
     plan = plan_microbatches(lengths, budget)
@@ -22,7 +23,7 @@ def test_every_row_is_in_one_microbatch_and_the_budget_is_kept(lengths, budget):
         assert sum(lengths[row] for row in rows) <= budget or len(rows) == 1
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40, 100)
 @given(lengths, budgets)
 def test_no_two_microbatches_would_fit_into_one(lengths, budget):
     """Their number is therefore at most twice the smallest possible one, for any lengths."""
@@ -31,7 +32,7 @@ def test_no_two_microbatches_would_fit_into_one(lengths, budget):
         assert used[0] + used[1] > budget
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40, 100)
 @given(lengths, budgets, st.randoms(use_true_random=False))
 def test_the_plan_looks_at_lengths_only(lengths, budget, random):
     """Permuted rows give micro-batches of the same lengths."""
@@ -63,7 +64,7 @@ def test_a_budget_of_nothing_is_refused():
         plan_microbatches([1], 0)
 
 
-@settings(max_examples=100, deadline=None)
+@examples(40, 100)
 @given(st.lists(st.lists(st.integers(0, 40), min_size=1, max_size=6), max_size=8), budgets, st.booleans(), st.data())
 def test_units_with_a_common_prefix_are_counted_as_they_are_computed(own, budget, in_pairs, data):
     """Every unit occurs once; a family that fits stays together; only a single unit may exceed the budget (a unit that

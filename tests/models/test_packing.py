@@ -7,8 +7,9 @@ from itertools import accumulate
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 
 from posttrain.models.packing import Segment, make_buckets, pack, pack_whole
 from posttrain.types import Tokens
@@ -27,7 +28,7 @@ def alone(lengths_S: Sequence[int]) -> list[Segment]:
     return [Segment(end - length, length) for length, end in zip(lengths_S, accumulate(lengths_S), strict=True)]
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25, 60)
 @given(lengths, st.randoms(use_true_random=False))
 def test_a_scored_token_is_predicted_by_the_token_before_it_in_its_row(lengths_B, random):
     width = max(lengths_B) + random.randint(0, 3)
@@ -47,7 +48,7 @@ def test_a_scored_token_is_predicted_by_the_token_before_it_in_its_row(lengths_B
     assert packed.num_tokens == len(needed)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25, 60)
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40)), min_size=1, max_size=8), st.integers(0, 2))
 def test_every_token_of_rows_that_begin_alike_has_a_place_that_holds_it(rows, padding):
     """There are three kinds of rows. Rows of one kind share a prefix, and some rows are equal, also the longest
@@ -63,7 +64,7 @@ def test_every_token_of_rows_that_begin_alike_has_a_place_that_holds_it(rows, pa
         assert int(packed.source_N[row]) == int(packed.place_BT[row, length - 1])
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25, 60)
 @given(lengths)
 def test_buckets_spread_and_collect_every_token(lengths_B):
     longest_first = tuple(sorted(lengths_B, reverse=True))

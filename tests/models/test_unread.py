@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.catalogue import few
 from tests.models.tiny_architectures import CONFIGS, PADDED, tiny_model
 from tests.tiny import tiny_model as tiny_llama
 from tests.tiny import tiny_tokenizer
@@ -45,7 +46,11 @@ def assert_equal(whole: torch.nn.Module, left: torch.nn.Module) -> None:
     assert len(list(whole.parameters())) == len(list(left.parameters())), "tied weights are one"
 
 
-@pytest.mark.parametrize("name", [*CONFIGS, *PADDED])
+QUICK = ("llama, grouped heads", "qwen2, tied", "gpt2, learned positions", "gemma3, sliding window")
+EXPERTS = ("qwen3-moe, experts", "gpt-oss, sinks")
+
+
+@pytest.mark.parametrize("name", few([*CONFIGS, *PADDED], *QUICK, *EXPERTS, "mamba, state space"))
 def test_every_architecture_has_the_same_weights_and_buffers(tmp_path, name):
     tiny_model(name, dtype=torch.bfloat16).save_pretrained(tmp_path, max_shard_size="8KB")
     tiny_tokenizer().save_pretrained(tmp_path)

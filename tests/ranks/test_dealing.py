@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 from tests.ranks.scripted import Scripted
 
 from posttrain.errors import ConfigError
@@ -42,7 +43,7 @@ def rows(lengths: list[int], prompts: list[int], *, pairs: bool = False) -> Batc
     return Batch.from_pairs(mask_BT, tokens=tokens) if pairs else Batch.from_examples(mask_BT, tokens=tokens)
 
 
-@settings(max_examples=60, deadline=None)
+@examples(25, 60)
 @given(st.data(), st.integers(2, 5), st.booleans())
 def test_all_rows_that_train_are_computed_by_one_rank_each_in_equally_many_micro_batches(data, size, pairs):
     count = 2 * data.draw(st.integers(1, 8))
