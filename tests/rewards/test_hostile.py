@@ -60,6 +60,7 @@ def test_hostile_answers_come_back_while_the_main_process_goes_on():
         assert max(gaps) < 5
 
 
+@pytest.mark.slow
 def test_a_hostile_answer_in_a_batch_costs_the_others_nothing():
     texts = [case.completion for case in HOSTILE] + [r"\boxed{7}"] * 50
     with build_rewards([Reward(name="math", timeout=DEADLINE)], workers=1) as rewards:
