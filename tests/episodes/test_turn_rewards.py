@@ -47,13 +47,13 @@ def played(
 
 
 @cache
-def paid(*, pays: bool = True) -> Played:
+def of_pays(*, pays: bool = True) -> Played:
     """Trajectories of the environment Pays, for tests that only read them."""
     return played("Pays", settings=None if pays else {"pays": False})
 
 
 @cache
-def paid_by_turns_alone() -> Played:
+def of_turns_alone() -> Played:
     return played("PaysTurnsAlone", max_turns=9)
 
 
@@ -73,7 +73,7 @@ def assembled(
 
 
 def test_an_environment_says_after_each_step_what_the_turn_was_worth():
-    _, groups = paid()
+    _, groups = of_pays()
     lengths = set()
     for completion in chain(*groups):
         episode = completion.episode
@@ -93,7 +93,7 @@ def test_an_environment_says_after_each_step_what_the_turn_was_worth():
 
 
 def test_turns_without_a_reward_and_an_end_without_one_are_nothing():
-    _, groups = paid_by_turns_alone()
+    _, groups = of_turns_alone()
     whole = [one.episode for one in chain(*groups) if one.episode and one.episode.ended == "done"]
     assert whole
     for episode in whole:
@@ -108,7 +108,7 @@ def test_a_reward_of_a_turn_that_is_no_number_is_a_failure_of_the_environment():
 
 
 def test_rewards_of_turns_stand_on_their_last_tokens():
-    asked, groups = paid()
+    asked, groups = of_pays()
     own, experience = assembled(asked, groups, "environment")
     assert experience.token_rewards_BT is not None
     placed_BT = place_on_last_token(
@@ -127,7 +127,7 @@ def test_rewards_of_turns_stand_on_their_last_tokens():
 
 def test_of_turns_that_earn_nothing_of_their_own_the_experience_is_the_usual_one():
     """The numbers are exactly the same, with one reward or with several."""
-    asked, groups = paid(pays=False)
+    asked, groups = of_pays(pays=False)
     rewards = ["environment", BRIEF]
     _, by_turn = assembled(asked, groups, *rewards, weights=(1.0, 0.3))
     with build_rewards(rewards) as judges:
@@ -139,7 +139,7 @@ def test_of_turns_that_earn_nothing_of_their_own_the_experience_is_the_usual_one
 
 
 def test_weights_and_gates_are_those_of_the_whole_reward():
-    asked, groups = paid()
+    asked, groups = of_pays()
     _, single = assembled(asked, groups, "environment")
     _, weighed = assembled(asked, groups, Reward(name="environment", weight=0.5), weights=(0.5,))
     torch.testing.assert_close(weighed.token_rewards_BT, 0.5 * single.token_rewards_BT)  # type: ignore[operator]
@@ -150,7 +150,7 @@ def test_weights_and_gates_are_those_of_the_whole_reward():
 
 
 def test_how_what_came_back_is_divided_into_pieces_changes_nothing():
-    asked, groups = paid()
+    asked, groups = of_pays()
     pieces = [
         [
             replace(
@@ -202,7 +202,7 @@ def test_what_hit_a_limit_keeps_what_it_earned_and_is_truncated(how, limit):
 
 
 def test_the_metrics_have_what_each_turn_earned():
-    _, groups = paid_by_turns_alone()
+    _, groups = of_turns_alone()
     found = {name: float(metric) for name, metric in turn_metrics(list(chain(*groups))).items()}
     ended = [one.episode for one in chain(*groups) if one.episode]
     paid = sum(bool(episode.turn_rewards) for episode in ended)
@@ -211,5 +211,5 @@ def test_the_metrics_have_what_each_turn_earned():
     assert found["turns/reward/2"] == found["turns/reward/4"] == 0.0
     third = [episode for episode in ended if episode.turns >= 3]
     assert found["turns/reward/3"] == pytest.approx(sum(e.turn_rewards[2] or 0 for e in third) / len(third))
-    _, groups = paid(pays=False)
+    _, groups = of_pays(pays=False)
     assert not any(name.startswith("turns/reward") for name in turn_metrics(list(chain(*groups))))
