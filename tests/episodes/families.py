@@ -317,6 +317,7 @@ def eos_text(name: str) -> str:
     return str(tokenizer_of(name).convert_ids_to_tokens(eos_of(name)))
 
 
+@functools.cache
 def bridge_of(name: str, role: str = "user", history: Any = "keep") -> Bridge:
     tools = [LOOK] if role == "tool" else []
     return Bridge.of(renderer_of(name), eos_ids_of(name), tools=tools, roles=[role], history=history)

@@ -146,6 +146,7 @@ def test_of_two_conversations_each_goes_on_from_its_own_ids():
     assert found
 
 
+@pytest.mark.slow
 def test_how_long_an_agent_thinks_changes_nothing():
     found = []
     for pause in (0.0, 0.02):

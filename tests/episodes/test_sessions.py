@@ -42,6 +42,15 @@ def opened(started: Started) -> Iterator[list[Sessions]]:
     assert not lasting(started)
 
 
+@pytest.fixture
+def forked() -> Iterator[list[Sessions]]:
+    """A list of sessions with forked hosts, which start fast, for tests that look for no processes."""
+    kept = list[Sessions]()
+    yield kept
+    for one in kept:
+        one.close()
+
+
 def lasting(living: Started, seconds: float = 30.0) -> list[psutil.Process]:
     """The processes that still live after `seconds` seconds: a kill takes effect when the kernel has time for it."""
     until = time.monotonic() + seconds
@@ -311,9 +320,9 @@ def test_numpy_draws_the_numbers_of_the_trajectory_whenever_it_is_imported(opene
         (None, {}, (f"{WORLDS}:undescribed",), "the tool undescribed cannot be described"),
     ],
 )
-def test_what_cannot_be_used_is_refused_before_the_run(opened, name, settings, tools, message):
+def test_what_cannot_be_used_is_refused_before_the_run(forked, name, settings, tools, message):
     sessions = world(name, settings=settings, tools=tools)
-    opened.append(sessions)
+    forked.append(sessions)
     with pytest.raises(ConfigError, match=message):
         sessions.start()
 
@@ -325,9 +334,9 @@ def called(name: str, *, problem: str = "", **arguments: Any) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": ""}, "calls": [[name, arguments, problem]]}
 
 
-def test_tools_answer_calls_and_errors_are_told(opened):
+def test_tools_answer_calls_and_errors_are_told(forked):
     sessions = world(None, tools=(f"{WORLDS}:look", f"{WORLDS}:broken", "calculator"), most_characters=90)
-    opened.append(sessions)
+    forked.append(sessions)
     session = sessions.open(1)
 
     def result(name: str, **how: Any) -> tuple[str, bool]:
@@ -347,9 +356,9 @@ def test_tools_answer_calls_and_errors_are_told(opened):
 
 
 @pytest.mark.parametrize("tool", few(["leaves", "leaves_later"], "leaves"))
-def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
+def test_a_tool_that_leaves_is_an_error_like_any_other(forked, tool):
     sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))
-    opened.append(sessions)
+    forked.append(sessions)
     session = sessions.open(1)
     for how, told in (("exit", "SystemExit: 3"), ("cancelled", "CancelledError"), ("interrupt", "KeyboardInterrupt")):
         value = ask(sessions, session, "step", **called(tool, how=how)).value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,12 +27,13 @@ from posttrain.train.advantages import without_truncated
 from posttrain.types import Completion, Experience, Prompt
 
 PAYING = str(Path(__file__).with_name("paying.py"))
+Played = tuple[list[Prompt], list[list[Completion]]]
 BRIEF = Reward(function=lambda completion: 1 / (3 + len(completion)), label="brief", weight=0.3)
 
 
 def played(
     name: str, count: int = 8, group_size: int = 2, settings: Mapping[str, Any] | None = None, **how: Any
-) -> tuple[list[Prompt], list[list[Completion]]]:
+) -> Played:
     """Prompts, and their completions by the random model in an environment of paying.py."""
     limits = {limit: how.pop(limit) for limit in ("max_turns", "max_length") if limit in how}
     sessions = Sessions(Setup(environment=Target(path=PAYING, name=name), settings=settings or {}))
@@ -42,6 +44,17 @@ def played(
             return prompts(count), play(other, prompts(count), group_size=group_size, **how)
     finally:
         sessions.close()
+
+
+@cache
+def of_pays(*, pays: bool = True) -> Played:
+    """Trajectories of the environment Pays, for tests that only read them."""
+    return played("Pays", settings=None if pays else {"pays": False})
+
+
+@cache
+def of_turns_alone() -> Played:
+    return played("PaysTurnsAlone", max_turns=9)
 
 
 def scored(asked: Sequence[Prompt], groups: Sequence[Sequence[Completion]], *rewards: str | Reward) -> Scores:
@@ -60,7 +73,7 @@ def assembled(
 
 
 def test_an_environment_says_after_each_step_what_the_turn_was_worth():
-    _, groups = played("Pays")
+    _, groups = of_pays()
     lengths = set()
     for completion in chain(*groups):
         episode = completion.episode
@@ -80,7 +93,7 @@ def test_an_environment_says_after_each_step_what_the_turn_was_worth():
 
 
 def test_turns_without_a_reward_and_an_end_without_one_are_nothing():
-    _, groups = played("PaysTurnsAlone", max_turns=9)
+    _, groups = of_turns_alone()
     whole = [one.episode for one in chain(*groups) if one.episode and one.episode.ended == "done"]
     assert whole
     for episode in whole:
@@ -95,7 +108,7 @@ def test_a_reward_of_a_turn_that_is_no_number_is_a_failure_of_the_environment():
 
 
 def test_rewards_of_turns_stand_on_their_last_tokens():
-    asked, groups = played("Pays")
+    asked, groups = of_pays()
     own, experience = assembled(asked, groups, "environment")
     assert experience.token_rewards_BT is not None
     placed_BT = place_on_last_token(
@@ -114,7 +127,7 @@ def test_rewards_of_turns_stand_on_their_last_tokens():
 
 def test_of_turns_that_earn_nothing_of_their_own_the_experience_is_the_usual_one():
     """The numbers are exactly the same, with one reward or with several."""
-    asked, groups = played("Pays", settings={"pays": False})
+    asked, groups = of_pays(pays=False)
     rewards = ["environment", BRIEF]
     _, by_turn = assembled(asked, groups, *rewards, weights=(1.0, 0.3))
     with build_rewards(rewards) as judges:
@@ -126,7 +139,7 @@ def test_of_turns_that_earn_nothing_of_their_own_the_experience_is_the_usual_one
 
 
 def test_weights_and_gates_are_those_of_the_whole_reward():
-    asked, groups = played("Pays")
+    asked, groups = of_pays()
     _, single = assembled(asked, groups, "environment")
     _, weighed = assembled(asked, groups, Reward(name="environment", weight=0.5), weights=(0.5,))
     torch.testing.assert_close(weighed.token_rewards_BT, 0.5 * single.token_rewards_BT)  # type: ignore[operator]
@@ -137,7 +150,7 @@ def test_weights_and_gates_are_those_of_the_whole_reward():
 
 
 def test_how_what_came_back_is_divided_into_pieces_changes_nothing():
-    asked, groups = played("Pays")
+    asked, groups = of_pays()
     pieces = [
         [
             replace(
@@ -189,7 +202,7 @@ def test_what_hit_a_limit_keeps_what_it_earned_and_is_truncated(how, limit):
 
 
 def test_the_metrics_have_what_each_turn_earned():
-    _, groups = played("PaysTurnsAlone", max_turns=9)
+    _, groups = of_turns_alone()
     found = {name: float(metric) for name, metric in turn_metrics(list(chain(*groups))).items()}
     ended = [one.episode for one in chain(*groups) if one.episode]
     paid = sum(bool(episode.turn_rewards) for episode in ended)
@@ -198,5 +211,5 @@ def test_the_metrics_have_what_each_turn_earned():
     assert found["turns/reward/2"] == found["turns/reward/4"] == 0.0
     third = [episode for episode in ended if episode.turns >= 3]
     assert found["turns/reward/3"] == pytest.approx(sum(e.turn_rewards[2] or 0 for e in third) / len(third))
-    _, groups = played("Pays", settings={"pays": False})
+    _, groups = of_pays(pays=False)
     assert not any(name.startswith("turns/reward") for name in turn_metrics(list(chain(*groups))))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.processes import run_code
 
 RUN = {
     "model": {"path": "tiny:double", "device": "cpu"},
@@ -55,7 +56,11 @@ COMMANDS = {
     "no engine": ("train", "run.yaml", "rollout.engine=count", "--dry-run"),
 }
 ONE_PROCESS = """
-import contextlib, io, json, sys
+import contextlib, io, json, os, sys
+
+commands, place, package = sys.argv[1:]
+os.chdir(place)
+sys.path.insert(0, package)
 from posttrain.cli import run
 
 def said(words):
@@ -63,7 +68,7 @@ def said(words):
         code = run(words)
     return code, out.getvalue()
 
-found = {name: said(words) for name, words in json.loads(sys.argv[1]).items()}
+found = {name: said(words) for name, words in json.loads(commands).items()}
 from posttrain.explain.page import write_docs
 from posttrain.tasks import find_task
 found["page"] = 0, write_docs("pages", ["tanh_grpo"])[0].read_text()
@@ -73,10 +78,9 @@ print(json.dumps(found))
 
 
 def test_it_is_explained_documented_and_checked_and_its_names_are_known(acme, place):
-    command = [sys.executable, "-c", ONE_PROCESS, json.dumps(COMMANDS)]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=with_package(acme))
-    assert done.returncode == 0, done.stderr
-    codes, said = zip(*json.loads(done.stdout).values(), strict=True)
+    done = run_code(ONE_PROCESS, json.dumps(COMMANDS), str(place), str(acme))
+    assert done.exit_code == 0, done.errors
+    codes, said = zip(*json.loads(done.printed).values(), strict=True)
     explained, as_json, checked, misspelt, refused, no_reward, no_engine, page, row = said
     assert codes == (0, 0, 0, 2, 2, 2, 2, 0, 0), said
     assert "published by acme-rl 1.2" in explained

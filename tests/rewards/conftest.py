@@ -1,4 +1,4 @@
-"""Reward files, and rewards that are closed at the end of a test."""
+"""Reward files, and rewards that are closed at the end of a test. Their workers start fast."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -7,8 +7,21 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.rewards.rollouts import completion, prompt
+from tests.rewards.workers import fork_workers
 
 from posttrain.rewards import RewardSet, Scores, build_rewards
+
+OF_A_RUN = ("test_hostile.py", "test_pool.py", "test_threads.py")
+"""The tests of the worker processes themselves."""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork the workers, except in the tests that are about their processes."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name not in OF_A_RUN:
+            fork_workers(patch)
+        yield
 
 
 @pytest.fixture

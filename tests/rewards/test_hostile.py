@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from tests.catalogue import few
 from tests.rewards.battery import OWN, PUBLISHED
 from tests.rewards.rollouts import completion, prompt
 
@@ -45,21 +46,23 @@ def reasons_of(scores: Scores, label: str) -> list[str | None]:
     return [None if verdict is None else verdict.reason for verdict in scores.verdicts[label][0]]
 
 
-def test_hostile_answers_come_back_while_the_main_process_goes_on():
+@pytest.mark.parametrize("every", few([1, 3], 3))
+def test_hostile_answers_come_back_while_the_main_process_goes_on(every: int):
     with build_rewards([Reward(name="math", timeout=DEADLINE)], workers=1) as rewards:
         rewards.score([prompt(0, answer=r"\tan^2 y+1")], [[completion(r"\boxed{\sec^2 y}")]])  # the worker is warm
         slowest = 0.0
         with heartbeat() as gaps:
-            for case in HOSTILE:
+            for case in HOSTILE[::every]:
                 start = time.perf_counter()
                 scores = rewards.score([prompt(0, answer=case.gold)], [[completion(case.completion)]])
                 slowest = max(slowest, time.perf_counter() - start)
                 assert scores.parts["math"] == [[0.0]], case.key
-        print(f"{len(HOSTILE)} hostile answers: slowest {slowest:.3f} s, longest gap {max(gaps):.3f} s")
+        print(f"{len(HOSTILE[::every])} hostile answers: slowest {slowest:.3f} s, longest gap {max(gaps):.3f} s")
         assert slowest < DEADLINE + GENEROUS
         assert max(gaps) < 5
 
 
+@pytest.mark.slow
 def test_a_hostile_answer_in_a_batch_costs_the_others_nothing():
     texts = [case.completion for case in HOSTILE] + [r"\boxed{7}"] * 50
     with build_rewards([Reward(name="math", timeout=DEADLINE)], workers=1) as rewards:

@@ -3,17 +3,12 @@
 import threading
 
 import pytest
+from tests.rewards.importable import process_id
 from tests.rewards.rollouts import IN_TIME, completion, prompt
 
 from posttrain.errors import RewardError
 from posttrain.rewards import Reward
 from posttrain.rewards.threads import MAX_ABANDONED
-
-
-def importable(completion):
-    import os
-
-    return float(os.getpid())
 
 
 def test_closures_see_this_process_and_importable_functions_run_in_another(score):
@@ -22,7 +17,7 @@ def test_closures_see_this_process_and_importable_functions_run_in_another(score
     seen = []
     assert score(["ab"], lambda completion: seen.append(completion) or len(completion)).rewards_PG == [[2.0]]
     assert seen == ["ab"]
-    assert score(["ab"], importable).rewards_PG != [[float(os.getpid())]]
+    assert score(["ab"], process_id).rewards_PG != [[float(os.getpid())]]
 
 
 def test_an_object_that_can_be_called_is_a_reward(score):

@@ -180,7 +180,7 @@ ABLE = [
 
 @pytest.mark.parametrize(
     "algorithm",
-    [pytest.param(each, marks=() if each in (ABLE[0], "ppo") else pytest.mark.slow) for each in ABLE],
+    [pytest.param(each, marks=() if each == ABLE[0] else pytest.mark.slow) for each in ABLE],
     ids=lambda a: a if isinstance(a, str) else a["name"],
 )
 def test_a_run_gives_each_token_the_return_from_it_on(file: Path, tmp_path: Path, algorithm: object):

@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 import pytest
+from tests.catalogue import few
 from tests.rewards.judge.server import texts_of
 
 from posttrain.rewards.judge.substance import KEYS, says_nothing
@@ -115,7 +116,7 @@ assert len(ATTACKS) >= 40
 
 
 @pytest.mark.parametrize("mode", MODES, ids=[mode for mode, _ in MODES])
-@pytest.mark.parametrize("rule", [repeats, repeats_the_last_line])
+@pytest.mark.parametrize("rule", few([repeats, repeats_the_last_line], repeats))
 def test_a_judge_that_repeats_what_it_reads_pays_for_no_attack(score, server, rule, mode):
     """The reward is 0, or missing if the judge gave no verdict; it is never more."""
     server.rule = rule

@@ -88,6 +88,7 @@ def test_a_judge_that_is_gone_stops_the_run_and_says_so(config, server):
         train(config)
 
 
+@pytest.mark.slow
 def test_a_judge_that_fails_now_and_then_costs_single_answers(config, server):
     server.rule = lambda texts: "Hm." if "aa" in texts["request"] else longer_wins(texts)
     server.faults = {n: (500, {}) for n in range(0, 200, 5)}
@@ -95,6 +96,7 @@ def test_a_judge_that_fails_now_and_then_costs_single_answers(config, server):
     assert run.step == 2
 
 
+@pytest.mark.slow
 def test_the_policy_can_be_its_own_judge(config):
     """A random model never gives a verdict: with the limit lifted the run continues, and every completion is
     unscored."""

@@ -63,11 +63,12 @@ HOSTILE = {
 }
 
 
+@pytest.mark.parametrize("golds", [GOLDS[::4], pytest.param(GOLDS, marks=pytest.mark.slow)], ids=["few", "all"])
 @catalogue("name", HOSTILE)
-def test_a_hostile_answer_comes_back_at_once_and_is_wrong(name: str):
+def test_a_hostile_answer_comes_back_at_once_and_is_wrong(name: str, golds: tuple[str, ...]):
     start = time.process_time()
-    verdicts = [verdict(gold, HOSTILE[name]) for gold in GOLDS]
-    assert time.process_time() - start < 5  # five comparisons; each takes milliseconds
+    verdicts = [verdict(gold, HOSTILE[name]) for gold in golds]
+    assert time.process_time() - start < len(golds)  # each comparison takes milliseconds
     assert not {True, None} & set(verdicts)
 
 

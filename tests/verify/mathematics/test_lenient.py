@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.catalogue import catalogue
+from tests.catalogue import catalogue, few
 from tests.rewards.battery import OWN, PUBLISHED
 from tests.rewards.sayings import BOXED_WRONG, OTHER_WRONG, SAID_WRONG
 
@@ -34,10 +34,14 @@ SAYINGS = [
 """Statements about a 7 that give no single answer."""
 
 
-def test_of_the_battery_only_what_the_conventions_name_is_judged_otherwise():
+@pytest.mark.parametrize("hostile", few([False, True], False))
+def test_of_the_battery_only_what_the_conventions_name_is_judged_otherwise(hostile: bool):
+    """The hostile cases take nearly all the time. In `make test`, `math` judges them."""
     cases = [case for case in PUBLISHED + OWN if case.verifier == "math" and not case.missed]
+    cases = [case for case in cases if case.key.split()[-1].startswith("dos_") == hostile]
+    assert cases
     found = {c.key for c in cases if math_lenient(c.completion, c.gold).score != float(c.accept)}
-    assert found == PAID.keys() | REFUSED
+    assert found == (set() if hostile else PAID.keys() | REFUSED)
 
 
 @catalogue("key", PAID)

@@ -178,7 +178,7 @@ def test_apps_wraps_results_and_knows_no_tuples():
 def test_programs_that_nobody_waits_for_are_not_run():
     """The interpreter waits for the runner's threads before it exits; a closed runner leaves no process behind."""
     runner, over, raised = CodeRunner({}, size=1), threading.Event(), []
-    endless = {"completion": fenced("def f(n):\n    while True: pass\n"), **CALLS}
+    endless = {"completion": fenced("import time\ndef f(n):\n    time.sleep(600)\n"), **CALLS}
 
     def work():
         with pytest.raises(Abandoned):

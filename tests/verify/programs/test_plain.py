@@ -171,7 +171,14 @@ def test_nesting_in_a_frame_is_bounded():
         unpack(data)
 
 
-@pytest.mark.parametrize("data", [[0] * 300_000, {"t": [{"t": []}] * 300_000}, {"d": [[n, 0] for n in range(200_000)]}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        [0] * 300_000,
+        pytest.param({"t": [{"t": []}] * 300_000}, marks=pytest.mark.slow),
+        {"d": [[n, 0] for n in range(200_000)]},
+    ],
+)
 def test_the_parts_of_a_value_are_counted_on_both_sides(data):
     """A value that was read is packed again for the tests; otherwise a program could go without a score."""
     with pytest.raises(NotPlain, match="too many parts"):
