@@ -11,15 +11,15 @@ from tests.rewards.workers import fork_workers
 
 from posttrain.rewards import RewardSet, Scores, build_rewards
 
-OF_A_RUN = ("test_hostile.py", "test_pool.py", "test_threads.py")
-"""The tests of the worker processes themselves."""
+OF_A_RUN = {"audit", "test_hostile.py", "test_pool.py", "test_threads.py"}
+"""The tests of the worker processes themselves, and the audit, which hardly gains and whose rewards do harm."""
 
 
 @pytest.fixture(autouse=True, scope="module")
 def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork the workers, except in the tests that are about their processes."""
+    """Fork the workers, except in the tests that need those of a run."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.path.name not in OF_A_RUN:
+        if not OF_A_RUN & {request.path.name, request.path.parent.name}:
             fork_workers(patch)
         yield
 

@@ -40,7 +40,8 @@ def fork_workers(patch: pytest.MonkeyPatch) -> None:
 
 
 class ForkedWorker(LocalChild):
-    """A worker that is forked instead of importing everything again. It otherwise equals `LocalWorker`."""
+    """A worker that is forked instead of importing everything again. It otherwise equals `LocalWorker`, but its parent
+    is the process that it is forked from."""
 
     def __init__(self, output: int) -> None:
         self.channel, theirs = socket.socketpair()
