@@ -131,6 +131,29 @@ def remembered_trials(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+CHILDREN_OF_A_RUN = (
+    "rewards/audit",
+    "rewards/test_hostile.py",
+    "rewards/test_pool.py",
+    "rewards/test_threads.py",
+    "faults",
+)
+"""Where reward workers and hosts of environments start as in a run: the tests of the workers themselves, of kills and
+leaks, and the audit, whose rewards do harm."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forked_children(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fork reward workers and hosts of environments, except in the tests that need those of a run."""
+    from tests.forked import fork_hosts, fork_workers
+
+    with pytest.MonkeyPatch.context() as patch:
+        if not any(map(request.path.relative_to(Path(__file__).parent).is_relative_to, CHILDREN_OF_A_RUN)):
+            fork_workers(patch)
+            fork_hosts(patch)
+        yield
+
+
 @pytest.fixture
 def own_engines(monkeypatch: pytest.MonkeyPatch) -> None:
     """Start engines the way a user's run starts them."""

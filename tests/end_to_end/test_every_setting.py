@@ -32,7 +32,6 @@ from tests.end_to_end import parts
 from tests.end_to_end.judging import HERE, KEY, LOSSES, ONCE, SERVED, VERDICTS, verdicts_by_hash
 from tests.end_to_end.recorded import Place, Record
 from tests.end_to_end.turns import AGENT, CALLS, ENVIRONMENT, PAID, REWRITES, TALKER, TURNS, write_turns
-from tests.episodes.hosts import fork_hosts
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
@@ -953,7 +952,6 @@ def place(tmp_path_factory) -> Iterator[Place]:
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
         patch.setattr(sys, "path", sys.path.copy())  # transformers appends its folder of modules
         patch.setenv(KEY, "a-key")
-        fork_hosts(patch)
         with verdicts_by_hash():
             yield Place(folder, PLAIN)
 

@@ -1,4 +1,4 @@
-"""Every process that a test of environments has started must end with the test. Hosts start fast."""
+"""Every process that a test of environments has started must end with the test."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 import psutil
 import pytest
-from tests.episodes.hosts import fork_hosts
+
+from posttrain.child import LocalChild
+from posttrain.episodes import sessions
 
 WORD = "STARTED_BY_TEST"
 
@@ -27,7 +29,7 @@ def started(monkeypatch) -> Callable[[], list[psutil.Process]]:
 
 
 @pytest.fixture(autouse=True)
-def forked_hosts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork the hosts of environments, except in tests that look for processes by their environment."""
-    if "started" not in request.fixturenames:
-        fork_hosts(monkeypatch)
+def hosts_of_a_run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start hosts as a run does in tests that look for processes by their environment."""
+    if "started" in request.fixturenames:
+        monkeypatch.setattr(sessions, "LocalChild", LocalChild)

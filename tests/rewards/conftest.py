@@ -1,4 +1,4 @@
-"""Reward files, and rewards that are closed at the end of a test. Their workers start fast."""
+"""Reward files, and rewards that are closed at the end of a test."""
 
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
@@ -7,21 +7,8 @@ from pathlib import Path
 import psutil
 import pytest
 from tests.rewards.rollouts import completion, prompt
-from tests.rewards.workers import fork_workers
 
 from posttrain.rewards import RewardSet, Scores, build_rewards
-
-OF_A_RUN = {"audit", "test_hostile.py", "test_pool.py", "test_threads.py"}
-"""The tests of the worker processes themselves, and the audit, which hardly gains and whose rewards do harm."""
-
-
-@pytest.fixture(autouse=True, scope="module")
-def forked_workers(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fork the workers, except in the tests that need those of a run."""
-    with pytest.MonkeyPatch.context() as patch:
-        if not OF_A_RUN & {request.path.name, request.path.parent.name}:
-            fork_workers(patch)
-        yield
 
 
 @pytest.fixture
