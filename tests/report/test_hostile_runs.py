@@ -126,7 +126,9 @@ def test_each_is_shown_as_what_it_is_and_hides_no_other(hostile, cases):
         assert time.monotonic() - begun < 120
         runs = [name for name in cases if (hostile / name / "config.yaml").is_file() or "link" not in name]
         assert found["sound"]["newest"]["mean"] == pytest.approx(0.953125)
-        assert len(found) > len(runs) // 2
+        needed = ("config.yaml", "events.jsonl")  # a folder without these files is no run
+        no_run = {name for name in runs if not all((hostile / name / file).is_file() for file in needed)}
+        assert set(runs) - set(found) == no_run
         odd = [name for name in ODD if name in found]
         for name in ("sound", *odd):
             for page in ("report.html", "rollouts", "rollouts?step=60"):
@@ -136,7 +138,7 @@ def test_each_is_shown_as_what_it_is_and_hides_no_other(hostile, cases):
         status, _, text = browser.ask("/")
         assert status == 200
         assert "95%" in text
-        assert "22%16% to 30%" in browser.ask("/runs/sound/report.html")[2] or "95%" in text
+        assert browser.ask("/runs/sound/report.html")[0] == 200
     finally:
         process.terminate()
         process.wait()
