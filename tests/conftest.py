@@ -135,7 +135,9 @@ CHILDREN_OF_A_RUN = (
     "rewards/audit",
     "rewards/test_hostile.py",
     "rewards/test_pool.py",
+    "rewards/test_scoring.py",
     "rewards/test_threads.py",
+    "verify/programs/test_code.py",
     "faults",
 )
 """Where reward workers and hosts of environments start as in a run: the tests of the workers themselves, of kills and

@@ -2,8 +2,7 @@
 processes import.
 
 A new interpreter takes 0.1 s to import the modules of a worker, 0.2 s for those of a host, and 1 s if it describes
-tools. The process that forks has imported neither torch nor sympy, so it is small, and a fork of it takes milliseconds,
-as in a run.
+tools. The process that forks has imported neither torch nor sympy, so it is small, and a fork of it takes milliseconds.
 """
 
 from __future__ import annotations
@@ -16,12 +15,13 @@ import sys
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from inspect import signature
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, ClassVar
 from unittest import mock
 
-from tests.processes import _Descriptor
+from tests.processes import Descriptor
 
 from posttrain.child import LocalChild, work_of
 from posttrain.descendants import MARK, kill_tree, new_mark
@@ -38,6 +38,8 @@ _STARTING = threading.Lock()
 def fork_workers(patch: pytest.MonkeyPatch) -> None:
     """Fork reward workers while `patch` is in force."""
     patch.setitem(build_rewards.__kwdefaults__, "start", ForkedWorker)
+    names = list(signature(WorkerPool).parameters)
+    assert names == ["size", "start"], "both have defaults, in this order"
     patch.setattr(WorkerPool.__init__, "__defaults__", (None, ForkedWorker))
 
 
@@ -75,7 +77,7 @@ class ForkedChild(LocalChild):
         self._mark = new_mark()
         path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
         given = {**os.environ, "PYTHONPATH": path, **(environment or {}), MARK: self._mark}
-        ends = (lifeline, theirs, _Descriptor(output))
+        ends = (lifeline, theirs, Descriptor(output))
         with theirs, lifeline, _STARTING, mock.patch.object(forkserver, "connect_to_new_process", server(type(self))):
             context = multiprocessing.get_context("forkserver")
             self._forked = context.Process(target=_be, args=(self.module, given, sys.path, *ends), daemon=True)

@@ -137,9 +137,9 @@ class ForkedEngine(LocalEngine):
         self.channel, theirs = socket.socketpair()
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         with theirs:
-            descriptors = [_Descriptor(number) for number in (theirs.fileno(), *files)]
+            descriptors = [Descriptor(number) for number in (theirs.fileno(), *files)]
             self._forked = _server().Process(
-                target=_engine, args=(program, environment, sys.path, _Descriptor(output), descriptors), daemon=True
+                target=_engine, args=(program, environment, sys.path, Descriptor(output), descriptors), daemon=True
             )
             self._forked.start()
         self.channel.setblocking(False)
@@ -253,7 +253,7 @@ def _module(module: str, arguments: tuple[str, ...]) -> None:
 
 
 @dataclass(frozen=True)
-class _Descriptor:
+class Descriptor:
     """A file descriptor. The receiving process gets a different number for it."""
 
     number: int

@@ -14,14 +14,11 @@ from tests.end_to_end.recorded import Effort
 from tests.rewards.rollouts import completion, prompt
 from torch import Tensor, nn
 
-from posttrain.algorithms import PolicyGradient
-from posttrain.algorithms.credit import credit_of
 from posttrain.config import RunConfig
 from posttrain.data.split import read_split
 from posttrain.experience.sampled_pairs import AnsweredPrompt, choose
 from posttrain.models.policy import load_frozen
 from posttrain.rewards import RewardSet
-from posttrain.train.critic import critic_updates
 from posttrain.train.judges import Judges
 from posttrain.train.optimizer import Updater
 from posttrain.train.setup import Policy
@@ -52,15 +49,14 @@ def scores(config: RunConfig) -> object:
 
 
 def policy(config: RunConfig) -> object:
-    """Return the weights of policy and critic, their adapters, and how the critic is updated."""
+    """Return the weights of policy and critic, and their adapters."""
     made = _policy(config)
-    model, updates = made.loaded.model, critic_updates(config, made.critic)
+    model = made.loaded.model
     adapters = model.peft_config if isinstance(model, PeftModel) else {}
     return (
         _numbers(dict(model.named_parameters())),
         {n: (a.r, a.lora_alpha, a.lora_dropout, sorted(a.target_modules)) for n, a in adapters.items()},
         None if made.critic is None else _numbers(made.critic.parameters),
-        None if updates is None else (updates.learning_rate, updates.max_grad_norm, updates.warmup_steps),
     )
 
 
@@ -95,18 +91,6 @@ def pairs(config: RunConfig) -> object:
     assert config.sampled_pairs is not None
     groups = [(0.1, 0.9, 0.5, 0.3), (0.6, 0.1, 0.2), (0.5, 0.2, 0.4)]
     return [choose(config.sampled_pairs, _answered(*group), config.seed) for group in groups]
-
-
-def credit(config: RunConfig) -> object:
-    """Return how the rewards of turns are credited."""
-    return credit_of(config.environment.credit, config.environment.turn_discount)
-
-
-def correction(config: RunConfig) -> object:
-    """Return the correction of the loss."""
-    algorithm = config.algorithm.build()
-    assert isinstance(algorithm, PolicyGradient)
-    return algorithm.correction
 
 
 def _policy(config: RunConfig) -> Policy:

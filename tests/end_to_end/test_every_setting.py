@@ -35,7 +35,7 @@ from tests.end_to_end.turns import AGENT, CALLS, ENVIRONMENT, PAID, REWRITES, TA
 from tests.tiny import tiny_model
 from transformers import LlamaForCausalLM
 
-from posttrain.algorithms import ALGORITHMS, OnlineDPO, PolicyGradient
+from posttrain.algorithms import ALGORITHMS, PolicyGradient
 from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.pairs import PairLoss
@@ -744,31 +744,30 @@ GIVEN_TO_SESSIONS = {
 }
 """test_a_setting_of_turns_reaches_their_sessions checks the way to the sessions, and tests/episodes the effect of each
 setting there. Runs show environment.function, agent.function and tools."""
+OF_CRITIC_UPDATES = ("learning_rate", "max_grad_norm", "warmup_steps")
 SHOWN_BY_PARTS: dict[str, Callable[[RunConfig], object]] = {
     **{f"rewards.N.{name}": parts.scores for name in ("name", "function", "model", "timeout")},
     **{f"rewards.N.{name}": parts.scores for name in ("gate", "gate.label", "gate.at_least")},
     **{f"rewards.N.judge.{name}": parts.scores for name in JudgeConfig.model_fields},
     **{f"check.N.{name}": parts.scores for name in ("name", "function", "model", "timeout", "label", "judge")},
     **{f"lora.{name}": parts.policy for name in ("rank", "alpha", "target_modules")},
-    **{f"critic.{name}": parts.policy for name in CriticConfig.model_fields},
+    **{f"critic.{name}": parts.policy for name in CriticConfig.model_fields if name not in OF_CRITIC_UPDATES},
     **dict.fromkeys(("teacher.revision", "reference.path", "reference.revision"), parts.frozen),
     **{f"data.{name}": parts.rows for name in ("split", "eval_split", "eval_fraction", "columns", "max_rows", "part")},
     **{f"train.{name}": parts.updates for name in ("schedule", "warmup_steps", "min_learning_rate_ratio")},
     **{f"train.{name}": parts.updates for name in ("weight_decay", "adam_beta1", "adam_beta2", "adam_eps")},
     "train.max_grad_norm": parts.updates,
     **{f"sampled_pairs.{name}": parts.pairs for name in ("select", "min_gap", "correct_at", "max_per_prompt")},
-    "environment.turn_discount": parts.credit,
-    **{f"algorithm.correction.{setting.name}": parts.correction for setting in fields(Correction)},
 }
 """Settings that one part of a run is given, and what to look at there. Runs show that they use these parts, by a whole
 section or by one of its other settings: rewards.N.judge, rewards.N.weight, check.N.settings, lora, lora.dropout,
-critic, teacher.path, reference, data.train, data.eval, train.learning_rate, sampled_pairs and environment.credit, and
-the correction of a loss. The tests of each part show how much a setting changes."""
-PARTS_IN_WHOLE_RUNS = {"rewards.N.judge.rubric", "critic.warmup_steps", "algorithm.correction.high"}
+critic, teacher.path, reference, data.train, data.eval, train.learning_rate and sampled_pairs. The tests of each part
+show how much a setting changes."""
+PARTS_IN_WHOLE_RUNS = {"rewards.N.judge.rubric"}
 """Settings of such parts that `make test` shows by whole runs, too."""
-ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss, OnlineDPO)
+ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
 """Kinds of losses whose every setting is tested on the loss itself."""
-IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "online_dpo", "dpo", "kto")
+IN_WHOLE_RUNS = ("reinforce", "grpo", "ppo", "dpo", "kto")
 """Algorithms of each such kind for which `make test` shows a setting by whole runs."""
 
 
@@ -778,7 +777,7 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
     All losses get their settings from the config in the same way. If a first setting of a loss of IN_WHOLE_RUNS has
     shown that way to work, its other settings are slow, and so are the settings of other losses.
     test_a_setting_of_a_loss_reaches_it_alone checks that each of them reaches its loss. tests/algorithms checks that
-    each loss heeds each of its settings, in test_settings.py, test_preference_invariances.py and test_online_dpo.py.
+    each loss heeds each of its settings, in test_settings.py and test_preference_invariances.py.
 
     Likewise, settings of a part that is made from the config are slow, except for a few.
     test_a_setting_changes_the_part_that_it_is_given_to makes each part with and without the change.

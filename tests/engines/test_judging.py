@@ -59,7 +59,7 @@ def settings(place: Path, name: str, url: str, **changes):
         "data": {"train": str(place / "prompts.jsonl"), "eval_fraction": 0.1},
         "rewards": [JUDGE, REPETITION],
         "sampling": {"group_size": 2, "max_completion_length": 5, "stop": list("abcde")},
-        "train": {"steps": 2, "prompts_per_step": 1, "learning_rate": 1e-2},
+        "train": {"steps": 2, "prompts_per_step": 2, "learning_rate": 1e-2},
         "evaluation": {"writing": 0, "prompts": 1, "samples": 0},
         "rollout": {"engine": "vllm", "url": [url], "deadline": 30},
         "guards": LIFTED,
@@ -83,7 +83,7 @@ def test_each_group_is_judged_by_the_weights_that_have_drawn_it(place):
     assert labels == sorted(labels), "each request by the weights of its time"
     assert set(labels) == {0, 1, 2}, "the weights of both steps, and the last ones in the evaluation"
     told = [replies(run.folder, name) for name in ("baseline", "step-000001", "step-000002", "trained")]
-    assert len(told[1]) == len(told[2]) == 2, "one score per answer"
+    assert len(told[1]) == len(told[2]) == 4, "one score per answer"
     assert len(questions) >= sum(map(len, told)), "the server gave all replies; a reply without a verdict is repeated"
     sampling = questions[0][1]["sampling_params"]
     assert (sampling["temperature"], sampling["top_p"], sampling["max_tokens"]) == (0.5, 0.9, 6), "the judge's settings"

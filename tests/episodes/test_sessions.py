@@ -356,9 +356,9 @@ def test_tools_answer_calls_and_errors_are_told(forked):
 
 
 @pytest.mark.parametrize("tool", few(["leaves", "leaves_later"], "leaves"))
-def test_a_tool_that_leaves_is_an_error_like_any_other(forked, tool):
+def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
     sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))
-    forked.append(sessions)
+    opened.append(sessions)
     session = sessions.open(1)
     for how, told in (("exit", "SystemExit: 3"), ("cancelled", "CancelledError"), ("interrupt", "KeyboardInterrupt")):
         value = ask(sessions, session, "step", **called(tool, how=how)).value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,11 +126,11 @@ def test_without_it_the_run_is_the_same_bit_for_bit(folder, ranked):
     assert on.evaluation["trained"] == off.evaluation["trained"]
 
 
-def test_the_page_shows_both_answers_to_a_prompt(ranked):
-    run = ranked
-    page = write_report(run.folder).read_text()
+def test_the_page_shows_both_answers_to_a_prompt(ranked, tmp_path):
+    run = Path(shutil.copytree(ranked.folder, tmp_path / "run"))
+    page = write_report(run).read_text()
     assert all(words in page for words in ("before training", "after training", "say"))
-    assert any("How it writes" in sentence for sentence in verdict(read_run(run.folder)).sentences)
+    assert any("How it writes" in sentence for sentence in verdict(read_run(run)).sentences)
     told = [json.loads(line)["message"] for line in (run.folder / "events.jsonl").read_text().splitlines()]
     assert any(message.startswith("How it writes, by greedy answers to 6 held-out prompts") for message in told)
 

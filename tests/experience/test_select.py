@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
+from tests.catalogue import few
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
@@ -251,9 +252,12 @@ def whole(folder) -> Run:
     return train(folder, "whole", **{"train.steps": 2})
 
 
-def test_a_resumed_run_draws_the_groups_that_the_other_would_have_drawn(folder, whole):
-    part = train(folder, "part", **{"train.steps": 1})
-    assert records(posttrain.resume(part.folder, steps=2)) == records(whole)
+@pytest.mark.parametrize(("begun", "steps"), few([(1, 2), (2, 4)], (1, 2)))
+def test_a_resumed_run_draws_the_groups_that_the_other_would_have_drawn(folder, whole, begun, steps):
+    part = train(folder, f"part {begun}", **{"train.steps": begun})
+    if steps > 2:
+        whole = train(folder, f"whole {steps}", **{"train.steps": steps})
+    assert records(posttrain.resume(part.folder, steps=steps)) == records(whole)
     assert max(row["data/sampling_rounds"] for row in whole.metrics) > 1
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
+import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -81,13 +83,13 @@ KINDS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 
 
 QUICK = ("full", "lora", "reward_model")
-"""The kinds that quick tests export."""
+"""The kinds that quick tests export; only `full` uses a new interpreter that imports transformers, which takes
+seconds."""
 
 
 @pytest.fixture(autouse=True)
 def replays_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork replays in quick tests. The work is the same, but a new interpreter imports transformers, which takes
-    seconds: slow tests use one."""
+    """Fork replays in quick tests; the replayed work is the same."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setattr(api, "subprocess", FORKED)
 
@@ -118,7 +120,11 @@ class Runs:
 
     def export(self, kind: str) -> Exported:
         if kind not in self.exported:
-            self.exported[kind] = export(self.run(kind), self.folder / f"exported-{kind}", max_new_tokens=8)
+            run = self.run(kind)
+            with pytest.MonkeyPatch.context() if kind == "full" else contextlib.nullcontext() as patch:
+                if patch:
+                    patch.setattr(api, "subprocess", subprocess)
+                self.exported[kind] = export(run, self.folder / f"exported-{kind}", max_new_tokens=8)
         return self.exported[kind]
 
 

@@ -25,7 +25,9 @@ BEGUN = 4
 QUICK = ("grpo", "ppo", "dpo", "reward_model")
 ONE_OF_EACH_MODEL = few(UPDATES, *QUICK)
 """Every algorithm. One that samples, one with a critic, one with given data, and one without a policy are not slow."""
-MANY_AND_FEW_STEPS = pytest.mark.parametrize("steps", [BEGUN, pytest.param(STEPS, marks=pytest.mark.slow)])
+NOTICED = (*QUICK, "online_dpo", "sft", "kto", "reward_regression", "process_reward_model")
+"""Algorithms of every kind of data, for a test of two steps."""
+FEW_AND_ALL_STEPS = pytest.mark.parametrize("steps", [BEGUN, pytest.param(STEPS, marks=pytest.mark.slow)])
 
 
 # --- runs that must agree with the golden runs ------------------------------------------------------------------------
@@ -50,17 +52,17 @@ def test_an_algorithm_follows_its_golden_run(train, golden, algorithm):
     ],
     ids=lambda settings: next(iter(settings)),
 )
-@MANY_AND_FEW_STEPS
+@FEW_AND_ALL_STEPS
 def test_a_setting_of_memory_and_speed_leaves_the_golden_run_as_it_is(train, golden, settings, steps):
     golden("grpo").compare(train("grpo", settings, steps=steps), first=steps, **CLOSE)
 
 
-@MANY_AND_FEW_STEPS
+@FEW_AND_ALL_STEPS
 def test_the_order_of_the_rows_leaves_the_golden_run_as_it_is(train, golden, steps):
     golden("grpo").compare(train("grpo", change=permute_rows, steps=steps), first=steps, **CLOSE)
 
 
-@pytest.mark.parametrize("algorithm", ONE_OF_EACH_MODEL)
+@pytest.mark.parametrize("algorithm", few(UPDATES, *NOTICED))
 def test_one_percent_more_loss_is_noticed(train, golden, algorithm):
     """Adam takes the same steps if the loss is scaled by a factor. The golden run notices it anyway."""
     begun = train(algorithm, change=one_percent_more_loss, steps=2)

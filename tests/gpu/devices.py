@@ -17,7 +17,7 @@ NO_CARD = f"PyTorch {torch.__version__} sees no CUDA device here"
 ON_CARD = (pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason=NO_CARD))
 CARD = pytest.param("cuda", marks=ON_CARD)
 DEVICES = ["cpu", CARD]
-ON_CARD_FIRST = [pytest.param("cpu", marks=pytest.mark.slow), CARD]
+SLOW_OFF_CARD = [pytest.param("cpu", marks=pytest.mark.slow), CARD]
 """For what other tests show on the processor in `make test`."""
 PRECISIONS = ["float32", "bfloat16"]
 
@@ -31,8 +31,8 @@ def on_card(members: Iterable[Any], *quick: Any, later: Iterable[Any] = ()) -> l
 
 
 def in_precisions(members: Iterable[Any]) -> list[Any]:
-    """The members, devices or (device, member) pairs, in each precision. On the processor `make test` runs bfloat16
-    only: float32 is what the tests of this folder compare with."""
+    """The members, devices or (device, member) pairs, in each precision. On the processor, float32 is slow: most
+    of these tests compare with float32 there."""
     found = []
     for one in members:
         known = one if isinstance(one, type(CARD)) else pytest.param(*([one] if isinstance(one, str) else one))

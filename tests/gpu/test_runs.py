@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.golden.runs import recipe, write_inputs
-from tests.gpu.devices import CARD, DEVICES, ON_CARD_FIRST, PRECISIONS, held_bytes, in_precisions
+from tests.gpu.devices import CARD, DEVICES, PRECISIONS, SLOW_OFF_CARD, held_bytes, in_precisions
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain as pt
@@ -72,7 +72,7 @@ def test_the_sampler_says_of_its_tokens_what_the_trainer_says(folder, tmp_path, 
     assert run.metrics[-1]["grad_norm"] > 0
 
 
-@pytest.mark.parametrize("device", ON_CARD_FIRST)
+@pytest.mark.parametrize("device", SLOW_OFF_CARD)
 def test_greedy_answers_are_those_of_the_processor_until_rounding_chooses(folder, tmp_path, device):
     """If two tokens are almost equally likely, another order of sums may choose the other, and the answers then
     diverge."""
@@ -87,7 +87,7 @@ def test_greedy_answers_are_those_of_the_processor_until_rounding_chooses(folder
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("device", ON_CARD_FIRST)
+@pytest.mark.parametrize("device", SLOW_OFF_CARD)
 def test_a_resumed_run_is_the_run_that_was_not_stopped(folder, tmp_path, device, precision):
     """Both continue one checkpoint, because two runs on a card diverge at their first update (docs/gpu.md): bit by bit
     equal on the processor; on a card the next step has the same tokens, and a gradient within `RESUMED`."""

@@ -88,7 +88,8 @@ def folder(tmp_path_factory) -> Path:
 def server(folder) -> Iterator[Browser]:
     process, browser = start(str(folder), cwd=folder)
     yield browser
-    Listener(browser.enter(), "/news?seen=older").next()
+    listener = Listener(browser.enter(), "/news?seen=older")
+    listener.next()
     process.send_signal(signal.SIGINT)
     assert process.wait(20) == 0, "Ctrl-C must end it without an error, also while somebody listens"
     assert process.stderr is not None

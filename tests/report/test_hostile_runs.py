@@ -95,8 +95,8 @@ ODD: dict[str, tuple[str, Callable[[Path], object]]] = {
 
 
 Cases = dict[str, tuple[str, Callable[[Path], object]]]
-QUICK = tuple(file for file in FILES if file != "events.jsonl")
-"""The files that `make test` attacks: events.jsonl is read as metrics.jsonl is."""
+QUICK = tuple(file for file in FILES if file != "error.json")
+"""The files that `make test` attacks: error.json is read as evaluation.json is."""
 
 
 @pytest.fixture(scope="module", params=[QUICK, pytest.param(FILES, marks=pytest.mark.slow)], ids=["quick", "all"])

@@ -5,21 +5,18 @@ file:// stands for any storage here; tests/faults/test_s3.py has a server for th
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
-import select
 import shutil
+import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 from tests.disks import FILL, on_a_small_disk
-from tests.processes import Code, run_code
+from tests.processes import run_code
 from tests.store.urls import contents, one_of_two_takes_over, take_step
 
 from posttrain.config.urls import working_folder, wrong_url
@@ -399,7 +396,7 @@ def test_of_several_processes_that_take_over_at_once_one_does(storage):
         "except ConfigError: print('has not')\n"
     )
     Claim(RemoteFolder(storage.url), "dead").take()
-    several = Together(code, "abc", storage.folder)
+    several = Together(code, "abc")
     assert several.hear() == ["ready"] * 3
     several.tell()
     assert sorted(several.hear()) == ["refused", "refused", "took"]
@@ -495,7 +492,7 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
         "except ConfigError: print('refused', flush=True)\n"
         "sys.stdin.readline()\n"
     )
-    both = Together(code, "ab", tmp_path)
+    both = Together(code, "ab")
     assert both.hear() == ["ready"] * 2
     both.tell()
     assert sorted(both.hear()) == ["refused", "wrote"]
@@ -505,26 +502,20 @@ def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
 class Together:
     """Named processes that run the same code, and wait for a line before they continue."""
 
-    def __init__(self, code: str, names: str, folder: Path) -> None:
-        ways = [[folder / f"{name}.{way}" for way in ("asked", "said")] for name in names]
-        for pipe in itertools.chain(*ways):
-            os.mkfifo(pipe)
-        plumbing = "import sys\nsys.stdin, sys.stdout = open(sys.argv[2]), open(sys.argv[3], 'w')\n"
-        self.processes = [Code(plumbing + code, name, *map(str, way)) for name, way in zip(names, ways, strict=True)]
-        both = [[os.open(pipe, os.O_RDWR) for pipe in way] for way in ways]  # which waits for nobody
-        self.ways = [(open(asked, "w", buffering=1), open(said)) for asked, said in both]  # noqa: SIM115
+    def __init__(self, code: str, names: str) -> None:
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", code, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+            )
+            for name in names
+        ]
 
     def hear(self) -> list[str]:
-        return [self._line(said) for _, said in self.ways]
-
-    @staticmethod
-    def _line(said: TextIO) -> str:
-        assert select.select([said], [], [], 120)[0], "a process says nothing, or has ended before it could"
-        return said.readline().strip()
+        return [one.stdout.readline().strip() for one in self.processes]
 
     def tell(self) -> None:
-        for asked, _ in self.ways:
-            asked.write("go\n")
+        for one in self.processes:
+            one.stdin.write("go\n")
 
 
 def test_a_run_that_never_began_leaves_nothing_there(storage):

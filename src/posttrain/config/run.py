@@ -181,8 +181,8 @@ def json_schema() -> dict[str, Any]:
         settings["properties"] = {"name": {"const": name}, **settings.get("properties", {})}
         choices.append(settings | {"required": ["name", *settings.get("required", [])]})
     definitions["AlgorithmConfig"] = {"anyOf": choices}
-    written_out = [_definition_of(schema["properties"][section]) for section in BARE if section != "algorithm"]
-    for name in (*written_out, "RewardConfig", "CheckConfig", "GateConfig"):
+    sections = [_definition_of(schema["properties"][section]) for section in BARE if section != "algorithm"]
+    for name in (*sections, "RewardConfig", "CheckConfig", "GateConfig"):
         definitions[name] = {"anyOf": [{"type": "string"}, definitions[name]]}
     schema["properties"] = {"preset": {"enum": list(PRESETS)}, **schema["properties"]}
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}

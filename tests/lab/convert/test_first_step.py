@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.lab.convert import peers
 from tests.lab.convert.test_convert import FILES, HERE, ROWS
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -190,9 +191,8 @@ each library. The first steps of the others are those of TRL (`SAME`), or have t
 
 
 @pytest.mark.parametrize(
-    "path", [path if path.name in QUICK else pytest.param(path, marks=pytest.mark.slow) for path in FILES],
-    ids=lambda path: path.name,
-)  # fmt: skip
+    "path", few(FILES, *(path for path in FILES if path.name in QUICK)), ids=lambda path: path.name
+)
 def test_a_converted_file_takes_a_first_step(path, models, written):
     told = first_step(here(written(path), CASES[path.name], models, 16))
     assert math.isfinite(told["loss"])

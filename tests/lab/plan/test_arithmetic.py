@@ -23,6 +23,9 @@ def test_rows_updates_and_tokens_are_products_of_the_settings():
 def test_a_group_computes_its_prompt_once_per_micro_batch():
     """(2048 - 128) // 256 = 7 of the 8 answers fit next to their prompt, so two micro-batches hold the prompt."""
     assert GROUPS.rows_together == 7
+    in_thirds = Step(**{**vars(GROUPS), "minibatches": 3, "microbatch_tokens": 4096})
+    assert in_thirds.rows_together == 3, "8 answers in 3 updates: 3, 3 and 2"
+    assert in_thirds.computed_tokens == 32 * 3 * 128 + 256 * 256
     assert GROUPS.computed_tokens == 32 * 2 * 128 + 256 * 256
     assert Step(**{**vars(GROUPS), "microbatch_tokens": 4096}).computed_tokens == 32 * 128 + 256 * 256
     assert Step(**{**vars(GROUPS), "shares_prompts": False}).computed_tokens == GROUPS.tokens

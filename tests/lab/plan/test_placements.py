@@ -13,7 +13,7 @@ from posttrain.lab.plan.api import Plan, make_plan
 from posttrain.placement import ASLEEP, GIB, OVERHEAD, TURN_SECONDS, placement_for, server_memory
 
 SETTINGS = {"rollout.engine": "vllm", "sampling.max_batch_rows": 8, "train.steps": 20}
-"""With few steps, as side by side each of them is simulated."""
+"""Few steps, because the forecast of a run that samples while it trains simulates each of them."""
 BESIDE_32_GB = {"lora": {}, "train.gradient_checkpointing": True, "train.tokens_per_microbatch": 512}
 AHEAD = {"train.run_ahead": 2, "train.max_staleness": 8}
 

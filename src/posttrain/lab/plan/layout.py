@@ -165,7 +165,8 @@ class Step:
 
     @property
     def _rows_alike(self) -> int:
-        """Rows of one prompt in the same optimizer step. Minibatches split the answers of a group."""
+        """Rows of one prompt in the same optimizer step. Minibatches split the answers of a group, in parts of about
+        equal size."""
         return max(1, round(self.per_prompt / self.minibatches)) if self.rows_are == "answers" else self.per_prompt
 
     @property
