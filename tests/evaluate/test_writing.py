@@ -131,7 +131,7 @@ def test_the_page_shows_both_answers_to_a_prompt(ranked, tmp_path):
     page = write_report(run).read_text()
     assert all(words in page for words in ("before training", "after training", "say"))
     assert any("How it writes" in sentence for sentence in verdict(read_run(run)).sentences)
-    told = [json.loads(line)["message"] for line in (run.folder / "events.jsonl").read_text().splitlines()]
+    told = [json.loads(line)["message"] for line in (run / "events.jsonl").read_text().splitlines()]
     assert any(message.startswith("How it writes, by greedy answers to 6 held-out prompts") for message in told)
 
 
