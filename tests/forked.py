@@ -21,9 +21,9 @@ from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, ClassVar
 from unittest import mock
 
-from tests.processes import Descriptor
+from tests.processes import Descriptor, Forked
 
-from posttrain.child import LocalChild, work_of
+from posttrain.child import LocalChild
 from posttrain.descendants import MARK, kill_tree, new_mark
 from posttrain.episodes import sessions
 from posttrain.rewards.pool import WorkerPool
@@ -48,7 +48,7 @@ def fork_hosts(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(sessions, "LocalChild", ForkedHost)
 
 
-class ForkedChild(LocalChild):
+class ForkedChild(Forked, LocalChild):
     """A child that is forked instead of importing everything again. It otherwise equals `LocalChild`, but its parent is
     the process that it is forked from.
 
@@ -83,22 +83,6 @@ class ForkedChild(LocalChild):
             self._forked = context.Process(target=_be, args=(self.module, given, sys.path, *ends), daemon=True)
             self._forked.start()
         self.channel.setblocking(False)
-
-    @property
-    def pid(self) -> int:
-        assert self._forked.pid is not None
-        return self._forked.pid
-
-    def end(self, patience: float = 0.0) -> int | None:
-        self._forked.join(patience)
-        return self._forked.exitcode
-
-    def signal(self, number: int) -> None:
-        if self.end() is None:
-            os.kill(self.pid, number)
-
-    def work(self) -> float:
-        return work_of(self.pid)
 
     def kill(self) -> None:
         if self.end() is None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import DupFd
 from pathlib import Path
 from typing import ClassVar
@@ -127,7 +128,29 @@ class Code(Command):
         self._start(execute, code, *arguments)
 
 
-class ForkedEngine(LocalEngine):
+class Forked:
+    """What a forked child says of its process, and how it is sent a signal, in place of those of `LocalChild`."""
+
+    _forked: BaseProcess
+
+    @property
+    def pid(self) -> int:
+        assert self._forked.pid is not None
+        return self._forked.pid
+
+    def end(self, patience: float = 0.0) -> int | None:
+        self._forked.join(patience)
+        return self._forked.exitcode
+
+    def signal(self, number: int) -> None:
+        if self.end() is None:
+            os.kill(self.pid, number)
+
+    def work(self) -> float:
+        return work_of(self.pid)
+
+
+class ForkedEngine(Forked, LocalEngine):
     """An engine on this machine that is forked instead of importing everything again. It otherwise equals
     `LocalEngine`."""
 
@@ -149,22 +172,6 @@ class ForkedEngine(LocalEngine):
     def there(cls) -> list[int]:
         """Return the process ids of the engines that were started here and have not ended, oldest first."""
         return sorted(each.pid for each in cls._begun if each.end() is None)
-
-    @property
-    def pid(self) -> int:
-        assert self._forked.pid is not None
-        return self._forked.pid
-
-    def end(self, patience: float = 0.0) -> int | None:
-        self._forked.join(patience)
-        return self._forked.exitcode
-
-    def signal(self, number: int) -> None:
-        if self.end() is None:
-            os.kill(self.pid, number)
-
-    def work(self) -> float:
-        return work_of(self.pid)
 
     def kill(self) -> None:
         self._forked.kill()
