@@ -18,7 +18,7 @@ AXE := build/axe-core/package/axe.min.js
 help:
 	@echo "make demo [SEED=1]  a tiny model learns on the CPU, and the run proves it (minutes)"
 	@echo "make test           the tests, examples in docstrings included, on three processes"
-	@echo "make test-slow      further members of catalogues and evidence that costs much: before a release"
+	@echo "make test-slow      the costlier tests that make test leaves out: run them before a release"
 	@echo "make test-ranks     steps, kills and resumes of several ranks on the CPU (a quarter of an hour)"
 	@echo "make test-gpu       the tests that need a card, in an environment with CUDA that it makes (minutes)"
 	@echo "make test-vllm      the tests with real vLLM servers, which are installed first (4 GB)"
