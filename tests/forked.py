@@ -112,10 +112,14 @@ class ForkedWorker(ForkedChild):
 
 @cache
 def server(kind: type[ForkedChild]) -> object:
-    """Start the process to fork from, whose sets have the order that children have in a run. Return what forks it."""
+    """Start the process to fork from, whose sets have the order that children have in a run. Return what forks it.
+
+    It finds this module from any working directory. It would ignore that it does not, and each fork would import it.
+    """
     own = forkserver.ForkServer()
     own.set_forkserver_preload([*kind.imported, __name__])
-    with mock.patch.dict(os.environ, PYTHONHASHSEED=os.environ.get("PYTHONHASHSEED", "0")):
+    order, path = os.environ.get("PYTHONHASHSEED", "0"), os.pathsep.join(map(os.path.abspath, sys.path))
+    with mock.patch.dict(os.environ, PYTHONHASHSEED=order, PYTHONPATH=path):
         own.ensure_running()
     return own.connect_to_new_process
 
