@@ -20,7 +20,8 @@ from posttrain.cli import run
 loaded = {{}}
 for arguments in json.loads(sys.argv[1]):
     code = run(arguments)
-    loaded[" ".join(arguments)] = [code, [name for name in {HEAVY!r} if name in sys.modules]]
+    heavy = {HEAVY!r} + (("posttrain.config",) if arguments == ["--help"] else ())
+    loaded[" ".join(arguments)] = [code, [name for name in heavy if name in sys.modules]]
 json.dump(loaded, open(os.environ["FOUND"], "w"))
 """
 

@@ -61,7 +61,7 @@ VERBS: dict[str, Any] = {
     "demo": runs.demo,
     "check": looks.check,
     "init": advise.init,
-    "advise": advise.with_facts(advise.advise),
+    "advise": advise.advise,
     "convert": convert.convert,
     "plan": plan.plan,
     "train": runs.train,
@@ -85,12 +85,14 @@ WITHOUT_ARGUMENTS = ("demo", "check", "init", "advise", "dash", "track", "explai
 """Verbs that run without arguments. The other verbs show their help instead."""
 TAKES_SETTINGS = ("train", "submit", "plan", "replay")
 """Verbs that read `--train.steps 5` as a setting and not as an unknown option."""
+KINDS = {"advise": advise.AdviseCommand}
+"""Classes of commands other than typer's."""
 for name, verb in VERBS.items():
     if isinstance(verb, typer.Typer):
         app.add_typer(verb, name=name)
     else:
-        unknown = {"ignore_unknown_options": name in TAKES_SETTINGS}
-        app.command(name, context_settings=unknown, no_args_is_help=name not in WITHOUT_ARGUMENTS)(verb)
+        unknown, kind = {"ignore_unknown_options": name in TAKES_SETTINGS}, KINDS.get(name)
+        app.command(name, cls=kind, context_settings=unknown, no_args_is_help=name not in WITHOUT_ARGUMENTS)(verb)
 
 
 def _say_version(asked: bool) -> None:

@@ -1,6 +1,7 @@
 """`posttrain advise` recommends an algorithm; `posttrain init` writes a first project.
 
-`advise` builds a flag for each field of `Facts`, so that no fact is declared twice.
+`advise` builds a flag for each field of `Facts`, so that no fact is declared twice. It does so when somebody asks for
+its flags: importing the facts takes longer than the rest of `posttrain --help`.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from posttrain.cli.output import AsJson, answer
 from posttrain.errors import ConfigError
@@ -22,7 +24,21 @@ if TYPE_CHECKING:
     from posttrain.lab.init import Question
 
 
-def advise(
+def advise() -> None:
+    """Recommend algorithms for a task, a model and a machine: ranked, with reasons, costs, pitfalls and a config.
+
+    Every flag is optional. On a terminal without flags, the command asks some questions; Enter skips one.
+
+    \b
+    Examples:
+      posttrain advise
+      posttrain advise --data verifier --goal reasoning --size 7b --gpus 8xH100
+      posttrain advise --data pairs --priority memory --size 3b --gpus 1x24 --write run.yaml
+      posttrain advise --data thumbs --json
+    """
+
+
+def recommend(
     details: Annotated[int, typer.Option(min=0, max=3, help="How many recommendations to show in full.")] = 0,
     write: Annotated[
         Path | None, typer.Option(help="Write the config of the first recommendation to this file.")
@@ -37,17 +53,7 @@ def advise(
     json: AsJson = False,
     **flags: Any,
 ) -> int:
-    """Recommend algorithms for a task, a model and a machine: ranked, with reasons, costs, pitfalls and a config.
-
-    Every flag is optional. On a terminal without flags, the command asks some questions; Enter skips one.
-
-    \b
-    Examples:
-      posttrain advise
-      posttrain advise --data verifier --goal reasoning --size 7b --gpus 8xH100
-      posttrain advise --data pairs --priority memory --size 3b --gpus 1x24 --write run.yaml
-      posttrain advise --data thumbs --json
-    """
+    """Do what `advise` says, with its options."""
     from posttrain.lab.advise.advisor import advise as advise_on
     from posttrain.lab.advise.facts import Facts
     from posttrain.lab.advise.questions import ask_for, machine
@@ -65,7 +71,23 @@ def advise(
     return 0
 
 
-def with_facts(command: Callable[..., int]) -> Callable[..., int]:
+class AdviseCommand(TyperCommand):
+    """`advise`, with the options of `recommend` and one flag for each fact."""
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        app = typer.Typer(add_completion=False)
+        app.command(self.name)(_with_facts(recommend))
+        return typer.main.get_command(app)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return self.whole.get_params(ctx)
+
+    def invoke(self, ctx: Any) -> Any:
+        return self.whole.invoke(ctx)
+
+
+def _with_facts(command: Callable[..., int]) -> Callable[..., int]:
     """Return the command with its `**flags` replaced by one flag for each fact."""
 
     @functools.wraps(command)

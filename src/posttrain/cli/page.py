@@ -29,7 +29,9 @@ def _verbs(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
 
 def _section(name: str, command: Any) -> str:
     described, _, examples = inspect.cleandoc(command.help).partition("\b\nExamples:\n")
-    parameters = [_parameter(parameter) for parameter in command.params if parameter.name != "help"]
+    parameters = [
+        _parameter(parameter) for parameter in command.get_params(typer.Context(command)) if parameter.name != "help"
+    ]
     return "\n".join(
         [
             f"## posttrain {name}\n",
