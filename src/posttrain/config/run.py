@@ -35,6 +35,7 @@ from posttrain.config.sections import (
     TrainConfig,
 )
 from posttrain.config.values import BARE, Part, PathText, Text, as_list, as_whole, split_form
+from posttrain.errors import ConfigError
 
 REWARD_MODEL = "reward_model"
 """Name of the section, of the folder inside the run's folder, and of the model in an entry of rewards or check."""
@@ -125,6 +126,21 @@ class RunConfig(Part):
         if sampling.max_trajectory_length is None or turns[0] <= sampling.max_trajectory_length:
             return turns
         return sampling.max_trajectory_length, "sampling.max_trajectory_length"
+
+    def room_for_prompts(self, context: int, reason: str = "") -> int:
+        """Return the tokens that sampled completions leave for a prompt in a context of this length.
+
+        Raises ConfigError if that is none; `reason` follows the length, and says why the context ends there.
+        """
+        longest = self.sampling.max_completion_length
+        if longest >= context:
+            raise ConfigError(
+                given=f"sampling.max_completion_length = {longest} in a context of {context} tokens{reason}: "
+                "no prompt fits",
+                allowed="less than the context, with room for the prompts",
+                fix=f"Set sampling.max_completion_length = {context // 2}.",
+            )
+        return context - longest
 
     @property
     def longest_completion(self) -> int:

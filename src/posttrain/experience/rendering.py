@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
 from posttrain.data.split import Split, first_rows
 from posttrain.data.stream import StreamedRecords
-from posttrain.errors import ConfigError
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet
 from posttrain.rewards.missing import HELD_OUT
@@ -55,15 +54,7 @@ def prompt_sets(
 ) -> tuple[PromptSet, PromptSet]:
     """Return the training and the held-out prompts that leave room in the context for a completion."""
     renderer = renderer or Renderer.of(config.data, loaded.tokenizer, config.model.chat_template_kwargs)
-    context, longest = context_length(loaded), config.sampling.max_completion_length
-    room = context - longest
-    if room < 1:
-        raise ConfigError(
-            given=f"sampling.max_completion_length = {longest} in a context of {context} tokens"
-            f"{loaded.context_reason}: no prompt fits",
-            allowed="less than the context, with room for the prompts",
-            fix=f"Set sampling.max_completion_length = {context // 2}.",
-        )
+    room = config.room_for_prompts(context_length(loaded), loaded.context_reason)
     render = partial(render_prompts, config=config.data, renderer=renderer, max_prompt_length=room)
     train = render(rows.train, what=loaded.named("training data"))
     if not rows.heldout:

@@ -13,9 +13,9 @@ import torch
 from tests.processes import run_code
 
 from posttrain.config import RunConfig, load_config
-from posttrain.errors import DoesNotFit
+from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.lab.plan import before_run
-from posttrain.lab.plan.api import plan_for
+from posttrain.lab.plan.api import make_plan, plan_for
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.verdict import Verdict
 from posttrain.report.terminal import TerminalView
@@ -151,6 +151,38 @@ def test_a_stage_that_cannot_fit_is_refused_before_the_first_one_trains(tmp_path
 
 def test_what_is_not_known_of_a_stage_is_left_to_its_beginning(tmp_path):
     before_run.plan_stages({"unknown": config_with(**{"model.path": str(tmp_path)}), "known": config_with()}, tmp_path)
+
+
+SMALL = {"model_type": "llama", "vocab_size": 64, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+SMALL |= {"num_attention_heads": 1, "max_position_embeddings": 256}
+
+
+def with_context(folder: Path, **changes: Any) -> RunConfig:
+    """Return a config whose completions are as long as the context of its model, which has no weights."""
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(SMALL))
+    return config_with(**{"model.path": str(folder), "sampling.max_completion_length": 256, **changes})
+
+
+@pytest.mark.parametrize("changes", [{}, {"algorithm": "dpo", "sampled_pairs": {}}], ids=["prompts", "sampled pairs"])
+def test_completions_without_room_for_a_prompt_are_refused_before_weights_are_looked_for(tmp_path, changes):
+    config = with_context(tmp_path / "model", **changes)
+    with pytest.raises(ConfigError, match=r"^sampling.max_completion_length = 256 in a context of 256 tokens") as told:
+        plan_into(tmp_path / "run", config)
+    assert told.value.fix == "Set sampling.max_completion_length = 128."
+    with pytest.raises(ConfigError, match="no prompt fits"):
+        make_plan(config)
+    with pytest.raises(ConfigError, match=r"^stage second: sampling.max_completion_length = 256"):
+        before_run.plan_stages({"second": config}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"sampling.max_completion_length": 255}, {"algorithm": "dpo", "rewards": []}], ids=["room", "dpo"]
+)
+def test_room_for_one_token_is_enough_and_given_answers_need_none(tmp_path, changes):
+    config = with_context(tmp_path / "model", **changes)
+    assert plan_into(tmp_path / "run", config).startswith("plan: ")
+    before_run.plan_stages({"second": config}, tmp_path)
 
 
 def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path):

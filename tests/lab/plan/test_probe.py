@@ -22,6 +22,7 @@ CONFIG = {
     "algorithm": "grpo",
     "data": {"train": "task:sort"},
     "rewards": [{"name": "exact_match"}],
+    "sampling": {"max_completion_length": 100},
     "train": {"steps": 2},
 }
 FOUND = Calibration(

@@ -17,7 +17,7 @@ import torch
 from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import build_hf_headers
 
-from posttrain.errors import DoesNotFit, PosttrainError
+from posttrain.errors import ConfigError, DoesNotFit, PosttrainError
 from posttrain.lab.advise.ranges import remarks
 from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths, workload_for
 from posttrain.lab.plan.architecture import size_classes
@@ -27,6 +27,7 @@ from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.target import gpu_here, over_ranks, processor_here
 from posttrain.lab.plan.verdict import Verdict, size
+from posttrain.lab.plan.workload import model_architecture, require_room
 from posttrain.models.load import choose_device
 from posttrain.models.reading import HUB_NAME
 
@@ -54,9 +55,11 @@ def before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
 def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
     """Print a line on the run's needs, write plan.json, and raise `DoesNotFit` if the run cannot fit.
 
+    Raises ConfigError if completions leave no room for a prompt, before the model is loaded.
     Nothing goes to events.jsonl, because the free memory of a machine is not part of a run.
     """
     fetch_shape(config.model)
+    _require_room(config)
     try:
         plan = plan_for(config, with_lengths(config, target_here(config)))
         least = least_verdict(plan)
@@ -104,22 +107,32 @@ def fetch_shape(model: ModelConfig) -> None:
         hf_hub_download(name, "config.json", revision=revision)
 
 
+def _require_room(config: RunConfig) -> None:
+    """See `require_room`. What cannot be read of a model is left to the plan, which reports it."""
+    try:
+        architecture = model_architecture(config.model.path)
+    except Exception:
+        return
+    require_room(config, architecture)
+
+
 def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
-    """Raise `DoesNotFit` if a stage cannot fit, before any stage is trained.
+    """Raise `DoesNotFit` if a stage cannot fit, or ConfigError without room for its prompts, before any is trained.
 
     Other messages about a stage come when it begins.
     """
     for name, config in configs.items():
         fetch_shape(config.model)
-        try:
+        known = None
+        with suppress(Exception):  # reported when the stage begins
             plan = plan_for(config, target_here(config))
-            least = least_verdict(plan)
-        except Exception:  # reported when the stage begins
-            continue
+            known = plan, least_verdict(plan)
         try:
-            refuse(plan, least, folder)
-        except DoesNotFit as error:
-            raise DoesNotFit(given=f"stage {name}: {error.given}", allowed=error.allowed, fix=error.fix) from error
+            _require_room(config)
+            if known is not None:
+                refuse(*known, folder)
+        except (ConfigError, DoesNotFit) as error:
+            raise type(error)(given=f"stage {name}: {error.given}", allowed=error.allowed, fix=error.fix) from error
 
 
 def target_here(config: RunConfig) -> Target:

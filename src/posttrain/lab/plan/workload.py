@@ -104,6 +104,13 @@ def workload_of(
     return workload if by_all else replace(workload, **sampling_of_ranks(config.rollout.num_engines))
 
 
+def require_room(config: RunConfig, architecture: Architecture) -> None:
+    """Raise ConfigError if sampled completions leave no room for a prompt in the context that the model declares."""
+    samples = config.sampled_pairs is not None or config.algorithm.build().data_kind == "prompts"
+    if samples and architecture.context is not None:
+        config.room_for_prompts(architecture.context)
+
+
 def sampling_of_ranks(engines: int = 0) -> dict[str, Any]:
     """Return who samples with several ranks: the first rank from a copy, or the engines (train/setup.py)."""
     return {"samplers": engines} if engines else {"samplers": 1, "engine": "copy"}
