@@ -84,7 +84,8 @@ def test_numbers_are_those_of_the_layers_as_written_and_no_micro_batch_is_compil
     as_written, classes = numbers_of(policy), [type(module) for module in policy.modules()]
     compile_layers(policy)
     assert layers_compiled(policy) == 2
-    assert 0 < off(numbers_of(policy), exact) < 2 * off(as_written, exact) < 1e-5
+    # the layers as written are off by 2.6e-6 with AVX2 and by 5.5e-6 with AVX512
+    assert 0 < off(numbers_of(policy), exact) < 2 * off(as_written, exact) < 3e-5
     pieces = counters["stats"]["unique_graphs"]
     assert pieces <= (2 * PIECES if lora else PIECES), "the pieces serve both layers and all six shapes"
     assert [type(module) for module in policy.modules()] == classes
