@@ -75,8 +75,7 @@ class ForkedChild(Forked, LocalChild):
         self.channel, theirs = socket.socketpair()
         lifeline, self._alive = multiprocessing.Pipe(duplex=False)
         self._mark = new_mark()
-        path = os.pathsep.join(os.path.abspath(place) for place in sys.path)
-        given = {**os.environ, "PYTHONPATH": path, **(environment or {}), MARK: self._mark}
+        given = {**os.environ, "PYTHONPATH": _path(), **(environment or {}), MARK: self._mark}
         ends = (lifeline, theirs, Descriptor(output))
         with theirs, lifeline, _STARTING, mock.patch.object(forkserver, "connect_to_new_process", server(type(self))):
             context = multiprocessing.get_context("forkserver")
@@ -110,16 +109,21 @@ class ForkedWorker(ForkedChild):
         super().__init__(["-m", self.module], output, environment={"PYTHONHASHSEED": order})
 
 
+def _path() -> str:
+    """Return this process's `sys.path` for a process with another working directory."""
+    return os.pathsep.join(map(os.path.abspath, sys.path))
+
+
 @cache
 def server(kind: type[ForkedChild]) -> object:
     """Start the process to fork from, whose sets have the order that children have in a run. Return what forks it.
 
-    It finds this module from any working directory. It would ignore that it does not, and each fork would import it.
+    It must find this module whatever folder a test has changed to: it ignores a module that it cannot import, which
+    each fork would then import.
     """
     own = forkserver.ForkServer()
     own.set_forkserver_preload([*kind.imported, __name__])
-    order, path = os.environ.get("PYTHONHASHSEED", "0"), os.pathsep.join(map(os.path.abspath, sys.path))
-    with mock.patch.dict(os.environ, PYTHONHASHSEED=order, PYTHONPATH=path):
+    with mock.patch.dict(os.environ, PYTHONHASHSEED=os.environ.get("PYTHONHASHSEED", "0"), PYTHONPATH=_path()):
         own.ensure_running()
     return own.connect_to_new_process
 

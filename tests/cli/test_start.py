@@ -65,6 +65,7 @@ for words in asked:
     with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
         main()
     found.append(out.getvalue().split())
+    assert len(found) > 1 or "posttrain.config" not in sys.modules
 assert not [name for name in {HEAVY!r} if name in sys.modules]
 print(json.dumps(found))
 """
@@ -84,6 +85,7 @@ def test_the_shell_completes_verbs_algorithms_and_settings(tmp_path):
     expected = {
         "expl": ["explain", "explore"],
         "explain gs": ["gspo", "gspo_token"],
+        "advise --da": ["--data"],
         "train run.yaml train.learn": ["train.learning_rate="],
         "train run.yaml algorithm.clip": ["algorithm.clip_low=", "algorithm.clip_high="],
         "train run.yaml --dr": ["--dry-run"],

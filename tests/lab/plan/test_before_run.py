@@ -15,9 +15,10 @@ from tests.processes import run_code
 from posttrain.config import RunConfig, load_config
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.lab.plan import before_run
-from posttrain.lab.plan.api import make_plan, plan_for
+from posttrain.lab.plan.api import make_plan, plan_for, plan_pipeline
 from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.verdict import Verdict
+from posttrain.lab.plan.workload import require_room
 from posttrain.report.terminal import TerminalView
 from posttrain.store.run_store import RunStore
 
@@ -176,13 +177,34 @@ def test_completions_without_room_for_a_prompt_are_refused_before_weights_are_lo
         before_run.plan_stages({"second": config}, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "changes", [{"sampling.max_completion_length": 255}, {"algorithm": "dpo", "rewards": []}], ids=["room", "dpo"]
-)
-def test_room_for_one_token_is_enough_and_given_answers_need_none(tmp_path, changes):
-    config = with_context(tmp_path / "model", **changes)
+def test_the_plan_of_a_pipeline_names_the_stage_without_room(tmp_path):
+    with_context(tmp_path / "model")
+    given = {"model": str(tmp_path / "model"), "data": {"train": "task:sort"}, "rewards": CONFIG["rewards"]}
+    stages = [{"algorithm": "grpo"}, {"algorithm": "rloo", "sampling": {"max_completion_length": 256}}]
+    given |= {"sampling": {"max_completion_length": 12}, "train": CONFIG["train"], "stages": stages}
+    with pytest.raises(ConfigError, match=r"^stage rloo: sampling.max_completion_length = 256 in a context of 256"):
+        plan_pipeline(given)
+
+
+NOT_REFUSED = {
+    "room for one token": {"sampling.max_completion_length": 255},
+    "given answers": {"algorithm": "dpo", "rewards": []},
+    "another revision": {"model.revision": "long"},
+    "a GGUF file with its own context": {"model.gguf_file": "model.gguf"},
+    "a size": {"model.path": "7b", "sampling.max_completion_length": 10**6},
+}
+
+
+@pytest.mark.parametrize("name", NOT_REFUSED)
+def test_what_may_have_room_is_not_refused(tmp_path, name):
+    require_room(with_context(tmp_path / "model", **NOT_REFUSED[name]))
+
+
+@pytest.mark.parametrize("context", [None, "256", 256.0, True, [256], {}])
+def test_a_context_that_is_no_integer_is_left_to_the_loading(tmp_path, context):
+    config = with_context(tmp_path / "model")
+    (tmp_path / "model" / "config.json").write_text(json.dumps(SMALL | {"max_position_embeddings": context}))
     assert plan_into(tmp_path / "run", config).startswith("plan: ")
-    before_run.plan_stages({"second": config}, tmp_path)
 
 
 def test_a_model_that_the_hub_does_not_give_is_left_to_whoever_loads_it(tmp_path):

@@ -25,7 +25,6 @@ from posttrain.errors import ConfigError
 from posttrain.lab.advise.guides import from_rewards
 from posttrain.lab.advise.ranges import Remark, remarks
 from posttrain.lab.plan import render as words
-from posttrain.lab.plan.architecture import size_classes
 from posttrain.lab.plan.fitting import Change, Found, possible_steps, smallest_changes
 from posttrain.lab.plan.hardware import Hardware, devices, find_hardware
 from posttrain.lab.plan.layout import Step
@@ -39,7 +38,7 @@ from posttrain.lab.plan.sizes import sized
 from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
 from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
-from posttrain.lab.plan.workload import model_architecture, require_room, row_lengths, workload_of
+from posttrain.lab.plan.workload import model_architecture, of_stage, require_room, row_lengths, workload_of
 
 ERROR = {"cpu": 0.25, "cuda": 0.25}
 """Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
@@ -203,8 +202,7 @@ def make_plan(
         )
     resolved = load_config(config, overrides).config
     check(resolved)
-    if resolved.model.path.lower() not in size_classes():  # a size is no run: its answers may fill the context
-        require_room(resolved, model_architecture(resolved.model.path))
+    require_room(resolved)
     target = target_of(resolved, gpus, **how)
     return simulated(plan_for(resolved, target if named else with_lengths(resolved, target)))
 
@@ -466,10 +464,9 @@ def plan_pipeline(
     **how: Any,
 ) -> PipelinePlan:
     """Plan a pipeline: a file or mapping with `stages`. Otherwise as `make_plan`."""
-    configs = read_pipeline(source, overrides).with_start_models()
-    return PipelinePlan(
-        stages={
-            name: simulated(plan_for(config, with_lengths(config, target_of(config, gpus, **how))))
-            for name, config in configs.items()
-        }
-    )
+    stages = {}
+    for name, config in read_pipeline(source, overrides).with_start_models().items():
+        with of_stage(name):
+            require_room(config)
+        stages[name] = simulated(plan_for(config, with_lengths(config, target_of(config, gpus, **how))))
+    return PipelinePlan(stages=stages)

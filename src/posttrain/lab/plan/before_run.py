@@ -17,7 +17,7 @@ import torch
 from huggingface_hub import get_session, hf_hub_download, hf_hub_url, try_to_load_from_cache
 from huggingface_hub.utils import build_hf_headers
 
-from posttrain.errors import ConfigError, DoesNotFit, PosttrainError
+from posttrain.errors import DoesNotFit, PosttrainError
 from posttrain.lab.advise.ranges import remarks
 from posttrain.lab.plan.api import Plan, Target, plan_for, verdict_on, with_lengths, workload_for
 from posttrain.lab.plan.architecture import size_classes
@@ -27,7 +27,7 @@ from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import Workload
 from posttrain.lab.plan.target import gpu_here, over_ranks, processor_here
 from posttrain.lab.plan.verdict import Verdict, size
-from posttrain.lab.plan.workload import model_architecture, require_room
+from posttrain.lab.plan.workload import of_stage, require_room
 from posttrain.models.load import choose_device
 from posttrain.models.reading import HUB_NAME
 
@@ -59,7 +59,7 @@ def plan_first(config: RunConfig, store: RunStore, view: TerminalView) -> None:
     Nothing goes to events.jsonl, because the free memory of a machine is not part of a run.
     """
     fetch_shape(config.model)
-    _require_room(config)
+    require_room(config)
     try:
         plan = plan_for(config, with_lengths(config, target_here(config)))
         least = least_verdict(plan)
@@ -107,15 +107,6 @@ def fetch_shape(model: ModelConfig) -> None:
         hf_hub_download(name, "config.json", revision=revision)
 
 
-def _require_room(config: RunConfig) -> None:
-    """See `require_room`. What cannot be read of a model is left to the plan, which reports it."""
-    try:
-        architecture = model_architecture(config.model.path)
-    except Exception:
-        return
-    require_room(config, architecture)
-
-
 def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
     """Raise `DoesNotFit` if a stage cannot fit, or ConfigError without room for its prompts, before any is trained.
 
@@ -123,16 +114,15 @@ def plan_stages(configs: Mapping[str, RunConfig], folder: Path) -> None:
     """
     for name, config in configs.items():
         fetch_shape(config.model)
-        known = None
-        with suppress(Exception):  # reported when the stage begins
-            plan = plan_for(config, target_here(config))
-            known = plan, least_verdict(plan)
+        with of_stage(name):
+            require_room(config)
         try:
-            _require_room(config)
-            if known is not None:
-                refuse(*known, folder)
-        except (ConfigError, DoesNotFit) as error:
-            raise type(error)(given=f"stage {name}: {error.given}", allowed=error.allowed, fix=error.fix) from error
+            plan = plan_for(config, target_here(config))
+            least = least_verdict(plan)
+        except Exception:  # reported when the stage begins
+            continue
+        with of_stage(name):
+            refuse(plan, least, folder)
 
 
 def target_here(config: RunConfig) -> Target:

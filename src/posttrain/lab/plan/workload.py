@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.config import REWARD_MODEL, RunConfig
-from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture
+from posttrain.errors import ConfigError, DoesNotFit
+from posttrain.lab.plan.architecture import Architecture, architecture_of, read_architecture, size_classes
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Turns, Workload
 from posttrain.lab.plan.turns import UNTOLD, Answering, longest_trajectory, turns_of
 from posttrain.models.compute import DTYPES, SMALL, Compute, dtype_name
@@ -104,11 +105,31 @@ def workload_of(
     return workload if by_all else replace(workload, **sampling_of_ranks(config.rollout.num_engines))
 
 
-def require_room(config: RunConfig, architecture: Architecture) -> None:
-    """Raise ConfigError if sampled completions leave no room for a prompt in the context that the model declares."""
+def require_room(config: RunConfig) -> None:
+    """Raise ConfigError if sampled completions leave no room for a prompt in the context that config.json declares.
+
+    A revision and a GGUF file have a configuration of their own, and a size is no model: nothing is said of them, or of
+    what cannot be read here. The model's own code and rotary factors may end its context sooner (models/context.py).
+    """
+    model = config.model
     samples = config.sampled_pairs is not None or config.algorithm.build().data_kind == "prompts"
-    if samples and architecture.context is not None:
-        config.room_for_prompts(architecture.context)
+    if not samples or model.revision or model.gguf_file or model.path.lower() in size_classes():
+        return
+    try:
+        context = model_architecture(model.path).context
+    except Exception:  # reported by the plan, and when the model is loaded
+        return
+    if type(context) is int:  # anything else is reported when the model is loaded
+        config.room_for_prompts(context)
+
+
+@contextmanager
+def of_stage(name: str) -> Iterator[None]:
+    """Name the stage in the errors of its plan."""
+    try:
+        yield
+    except (ConfigError, DoesNotFit) as error:
+        raise type(error)(given=f"stage {name}: {error.given}", allowed=error.allowed, fix=error.fix) from error
 
 
 def sampling_of_ranks(engines: int = 0) -> dict[str, Any]:
