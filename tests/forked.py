@@ -79,7 +79,9 @@ class ForkedChild(Forked, LocalChild):
         ends = (lifeline, theirs, Descriptor(output))
         with theirs, lifeline, _STARTING, mock.patch.object(forkserver, "connect_to_new_process", server(type(self))):
             context = multiprocessing.get_context("forkserver")
-            self._forked = context.Process(target=_be, args=(self.module, given, sys.path, *ends), daemon=True)
+            self._forked = context.Process(
+                target=_be, args=(self.module, given, os.getcwd(), sys.path, *ends), daemon=True
+            )
             self._forked.start()
         self.channel.setblocking(False)
 
@@ -131,17 +133,19 @@ def server(kind: type[ForkedChild]) -> object:
 def _be(
     module: str,
     environment: Mapping[str, str],
+    folder: str,
     path: Sequence[str],
     lifeline: Connection,
     channel: socket.socket,
     output: int,
 ) -> None:
-    """Be `python -m MODULE FD`, which ends with its standard input."""
+    """Be `python -m MODULE FD` in this folder, from which it imports first. It ends with its standard input."""
     child = importlib.import_module(module)
     os.setsid()
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:] = path
+    os.chdir(folder)
+    sys.path[:] = [folder, *path]
     for end, standard in ((lifeline.fileno(), 0), (output, 1), (output, 2)):
         os.dup2(end, standard)
     lifeline.close()
