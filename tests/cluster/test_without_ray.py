@@ -29,6 +29,7 @@ def settings(**changes: object) -> dict[str, object]:
         "algorithm": "grpo",
         "data": {"train": "task:sort"},
         "rewards": ["exact_match"],
+        "sampling": {"max_completion_length": 32},
         "train": {"steps": 1},
         "rollout": {"engines": 3},
         "cluster": {"engine_cpus": 4, "reward_workers": 2},
