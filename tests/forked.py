@@ -120,8 +120,8 @@ def _path() -> str:
 def server(kind: type[ForkedChild]) -> object:
     """Start the process to fork from, whose sets have the order that children have in a run. Return what forks it.
 
-    It must find this module whatever folder a test has changed to: it ignores a module that it cannot import, which
-    each fork would then import.
+    A test may have changed to another folder, so the process gets our path. It would silently skip modules that it
+    cannot import, and each fork would import them.
     """
     own = forkserver.ForkServer()
     own.set_forkserver_preload([*kind.imported, __name__])

@@ -354,3 +354,10 @@ def test_the_limit_on_unscored_completions_shows_the_first_traceback(score):
 def test_the_limit_explains_completions_to_which_nothing_applied(score):
     with pytest.raises(RewardError, match="every component returned None"):
         enforce_limit(score(["a"], lambda completion: None), 0.0)
+
+
+def test_a_worker_finds_modules_in_the_folder_that_the_run_was_started_in(score, tmp_path, monkeypatch):
+    """Also if it is forked, as in most tests, from a process that works in another folder (tests/forked.py)."""
+    (tmp_path / "lengths_of_here.py").write_text("def length(completion):\n    return len(completion)\n")
+    monkeypatch.chdir(tmp_path)
+    assert score(["4", "the 5"], Reward(function="lengths_of_here.length")).rewards_PG == [[1, 5]]

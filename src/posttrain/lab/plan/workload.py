@@ -108,8 +108,8 @@ def workload_of(
 def require_room(config: RunConfig) -> None:
     """Raise ConfigError if sampled completions leave no room for a prompt in the context that config.json declares.
 
-    A revision and a GGUF file have a configuration of their own, and a size is no model: nothing is said of them, or of
-    what cannot be read here. The model's own code and rotary factors may end its context sooner (models/context.py).
+    Not checked here are revisions and GGUF files, which have configurations of their own, sizes such as 7b, and models
+    that cannot be read. Rotary factors may end the context sooner: that is checked when the model is loaded.
     """
     model = config.model
     samples = config.sampled_pairs is not None or config.algorithm.build().data_kind == "prompts"
