@@ -14,9 +14,9 @@ import pytest
 from posttrain.algorithms import ALGORITHMS
 
 ROOT = Path(__file__).parent.parent
-BELOW = {"bco": 0.93, "discopop": 0.92}
-"""Losses whose accuracy of 0.95 depends on rounding or the seed, and their lowest accuracy: 0.92 is that of discopop on
-seed 3, and 0.949 on seed 0 with one processor's rounding."""
+BELOW = {"bco": 0.93, "discopop": 0.94}
+"""Losses whose accuracy of 0.95 depends on rounding, and their lowest accuracy. Rounding moves that of bco by half a
+point, and that of discopop from 0.949 to 0.993."""
 
 
 @pytest.fixture(scope="module")

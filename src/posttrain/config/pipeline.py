@@ -127,11 +127,14 @@ class PipelineConfig:
 
         A trained model has the shape of its initial model, and a plan needs nothing else.
         """
-        starts: dict[str, str] = {}
         configs: dict[str, RunConfig] = {}
         for stage in self.stages:
-            configs[stage.name] = stage.with_models({name: starts[name] for name in stage.uses.values()}).config
-            starts[stage.name] = configs[stage.name].model.path
+            starts = {name: configs[name].model for name in stage.uses.values()}
+            config = stage.with_models({name: start.path for name, start in starts.items()}).config
+            if (start := starts.get(stage.uses.get("model.path", ""))) is not None:
+                same = {"revision": start.revision, "gguf_file": start.gguf_file}
+                config = config.model_copy(update={"model": config.model.model_copy(update=same)})
+            configs[stage.name] = config
         return configs
 
     @property

@@ -13,6 +13,7 @@ import torch
 from tests.processes import run_code
 
 from posttrain.config import RunConfig, load_config
+from posttrain.config.pipeline import read_pipeline
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.lab.plan import before_run
 from posttrain.lab.plan.api import make_plan, plan_for, plan_pipeline
@@ -184,6 +185,16 @@ def test_the_plan_of_a_pipeline_names_the_stage_without_room(tmp_path):
     given |= {"sampling": {"max_completion_length": 12}, "train": CONFIG["train"], "stages": stages}
     with pytest.raises(ConfigError, match=r"^stage rloo: sampling.max_completion_length = 256 in a context of 256"):
         plan_pipeline(given)
+
+
+@pytest.mark.parametrize("own", [{"revision": "long"}, {"gguf_file": "model.gguf"}], ids=["revision", "GGUF file"])
+def test_later_stages_keep_the_configuration_that_the_first_one_loads(tmp_path, own):
+    with_context(tmp_path / "model")
+    given = {"model": {"path": str(tmp_path / "model"), **own}, "data": {"train": "task:sort"}}
+    given |= {"rewards": CONFIG["rewards"], "sampling": {"max_completion_length": 256}, "train": CONFIG["train"]}
+    stages = read_pipeline(given | {"stages": [{"algorithm": "grpo"}, {"algorithm": "rloo"}]}).with_start_models()
+    assert [stage.model.path for stage in stages.values()] == [str(tmp_path / "model")] * 2
+    before_run.plan_stages(stages, tmp_path)
 
 
 NOT_REFUSED = {

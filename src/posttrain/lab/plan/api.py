@@ -468,5 +468,5 @@ def plan_pipeline(
     for name, config in read_pipeline(source, overrides).with_start_models().items():
         with of_stage(name):
             require_room(config)
-        stages[name] = simulated(plan_for(config, with_lengths(config, target_of(config, gpus, **how))))
+            stages[name] = simulated(plan_for(config, with_lengths(config, target_of(config, gpus, **how))))
     return PipelinePlan(stages=stages)
