@@ -119,8 +119,9 @@ otherwise.
 - *Seconds* are wall-clock time.
 
 In the table, each loss was trained once, with seed 0. The intervals cover the choice of held-out pairs, but no other
-seed and no other processor's rounding, so small differences between rows mean nothing. With further seeds, `dpo` ends at 99.7% to 100% (seeds 1 to 3), `bco` at 94% to 98% (1 to 3)
-and `discopop` at 92% to 99% (1 to 6). With seed 0, rounding alone moves `discopop` from 95% to 99%.
+seed and no other processor's rounding, so small differences between rows mean nothing. With further seeds, `dpo` ends
+at 99.7% to 100% (seeds 1 to 3), `bco` at 94% to 98% (1 to 3) and `discopop` at 92% to 99% (1 to 6). With seed 0,
+rounding alone moves `discopop` from 95% to 99%.
 """
 COLUMNS = ("algorithm", "before", "after", "implicit", "margin, nats", "chosen", "rejected", "seconds")
 
