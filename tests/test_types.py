@@ -57,8 +57,8 @@ def test_unscored_rows_leave_the_mask_of_the_loss_but_not_the_record():
 
 
 def test_what_is_scored_can_be_said_explicitly():
-    scored_PG = torch.tensor([[1, 1], [0, 1]])
-    assert experience(scored_PG=scored_PG).scored_PG.tolist() == [[True, True], [False, True]]
+    scored_PG = torch.tensor([[1, 0], [0, 1]])
+    assert experience(scored_PG=scored_PG).scored_PG.tolist() == [[True, False], [False, True]]
 
 
 def test_rewards_are_float32_or_wider():

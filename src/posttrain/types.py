@@ -462,7 +462,8 @@ class Outputs:
     @staticmethod
     def of(outputs: Outputs | Tensor, batch: Batch | None = None) -> Outputs:
         """Wrap a bare tensor of log-probabilities as outputs. If a batch is given, check the shapes against it."""
-        outputs = Outputs(logprobs_BT=outputs) if isinstance(outputs, torch.Tensor) else outputs
+        outputs = outputs if isinstance(outputs, Outputs) else Outputs(logprobs_BT=outputs)
+        _require_tensor("logprobs_BT", outputs.logprobs_BT)
         if batch is not None:
             _require_shapes(outputs, batch.completion_mask_BT)
         return outputs
@@ -544,7 +545,7 @@ class Experience:
     def __post_init__(self) -> None:
         _make_bool(self, "completion_mask_BT", "scored_PG", "truncated_PG")
         _require_shapes(self, self.completion_mask_BT, self.rewards_PG)
-        _require_bounded("rewards_PG", self.rewards_PG, self.scored_PG)
+        _require_bounded("rewards_PG", self.rewards_PG, self.scored_PG, nan=False)
         _require_bounded("rewards_KPG", self.rewards_KPG, self.scored_PG)
         _require_bounded("token_rewards_BT", self.token_rewards_BT, self.scored_mask_BT, nan=False)
         _require_bounded("greedy_rewards_P", self.greedy_rewards_P)
@@ -572,6 +573,7 @@ class Experience:
         tokens: Tokens | None = None,
     ) -> Experience:
         """Build experience from plain tensors. A NaN reward counts as unscored unless `scored_PG` says otherwise."""
+        _require_tensor("rewards_PG", rewards_PG)
         no_PG = torch.zeros_like(rewards_PG, dtype=torch.bool)
         return Experience(
             rewards_PG=rewards_PG if rewards_PG.dtype == torch.float64 else rewards_PG.float(),
@@ -833,8 +835,9 @@ class Batch:
         return [list(pair) for pair in zip(*(rows_N.tolist() for rows_N in self.pairs), strict=True)]
 
     def rows(self, index: Tensor | Sequence[int]) -> Batch:
-        """The batch with only the rows in `index`, in that order."""
-        index = torch.as_tensor(index, dtype=torch.long)
+        """The batch with only the rows in `index`, in that order, or where a mask `[B]` is True."""
+        index = torch.as_tensor(index)
+        index = index.nonzero().flatten() if index.dtype == torch.bool else index.long()
         chosen = {f.name: getattr(self, f.name) for f in fields(self)}
         picked = {n: v[index] if isinstance(v, torch.Tensor) else v for n, v in chosen.items()}
         for name in ("tokens", "mismatched"):
@@ -882,14 +885,19 @@ def _require_shapes(record: Any, mask_BT: Tensor, rewards_PG: Tensor | None = No
     for name, letters in _shaped(type(record)):
         if (x := getattr(record, name)) is None:
             continue
-        if not isinstance(x, torch.Tensor):
-            raise ValueError(f"{name} is {type(x).__name__}, but must be a tensor: torch.tensor(...) makes one")
+        _require_tensor(name, x)
         if letters.startswith("K") and x.dim():
             sizes.setdefault("K", len(x))
         if list(x.shape) != (needed := [sizes.get(letter, 0) for letter in letters]):
             against = {"BT": f"completion_mask_BT {needed}", "B": f"completion_mask_BT has {sizes['B']} rows"}
             found = against.get(letters, f"the rewards need {needed}")
             raise ValueError(f"{name} has shape {list(x.shape)}, but {found}: {_ONE_EACH[letters]}")
+
+
+def _require_tensor(name: str, x: object) -> None:
+    if not isinstance(x, torch.Tensor):
+        missing = "; write nan for a missing reward" if name == "rewards_PG" else ""
+        raise ValueError(f"{name} is {type(x).__name__}, but must be a tensor: torch.tensor(...) makes one{missing}")
 
 
 def _rows_of(mask_BT: Tensor) -> int:

@@ -355,6 +355,14 @@ def test_algorithms_that_cannot_credit_turns_say_why(algorithm: Any, said: str):
 
 def test_the_same_algorithms_go_where_their_settings_allow_it():
     assert no_turns_for(ALGORITHMS["deepseek_v32"](max_negative_divergence=None)) is None
+
+
+def test_a_default_that_is_left_out_is_refused_like_one_that_is_written():
+    given = {"baseline": "pass_at_k", "normalisation": "none", "aggregation": "token_mean"}
+    composed = ALGORITHMS["policy_gradient"]
+    assert "correct answers" in str(no_turns_for(composed(**given)))
+    assert str(no_turns_for(composed(**given))) == str(no_turns_for(composed(**given, correct_at=1.0)))
+    assert composed().correct_from is None
     assert no_turns_for(ALGORITHMS["gspo_token"]()) is None
     assert no_turns_for(GRPO(kl_coef=0.1)) is None
     assert no_turns_for(PPO()) is None, "its KL is per token, so each turn's KL is known"

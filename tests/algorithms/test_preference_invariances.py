@@ -20,6 +20,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm
 from posttrain.algorithms.labels import LabelLoss
 from posttrain.algorithms.pairs import PairLoss
+from posttrain.errors import ConfigError
 from posttrain.testing.invariances import merge
 from posttrain.types import Batch, Outputs, Totals, count_totals
 
@@ -107,6 +108,21 @@ def test_a_loss_without_prepare_takes_its_rows_for_the_whole_step(algorithm: Alg
     assert_same(
         evaluate(algorithm, logprobs_BT, unprepared), evaluate(algorithm, logprobs_BT, algorithm.prepare(batch))
     )
+
+
+@every_variant
+def test_parts_of_a_step_that_was_not_prepared_give_its_loss_or_are_refused(algorithm: Algorithm):
+    logprobs_BT, batch = random_step(algorithm.data_kind, 3)
+    unprepared, totals = replace(batch, current_logprobs_BT=None), count_totals(batch)
+    half = len(batch.units) // 2
+    parts = [[row for unit in units for row in unit] for units in (batch.units[:half], batch.units[half:])]
+    try:
+        losses = [algorithm.loss(logprobs_BT[rows], unprepared.rows(rows), totals)[0] for rows in parts]
+    except ConfigError as error:
+        assert "Call algorithm.prepare(batch)" in str(error)  # noqa: PT017
+        assert algorithm.key in ("kto", "bco", "aot")
+    else:
+        torch.testing.assert_close(sum(losses), evaluate(algorithm, logprobs_BT, unprepared).loss, rtol=1e-11, atol=0)
 
 
 # Padding and masks

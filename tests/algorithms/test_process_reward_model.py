@@ -135,6 +135,13 @@ def test_scores_and_labels_are_both_needed(outputs, batch):
         ALGORITHM.loss(outputs, batch, count_totals(batch))
 
 
+def test_labels_outside_0_to_1_are_refused():
+    batch = Batch.from_steps(torch.ones(1, 2), torch.tensor([[7.0, 1.0]]))
+    outputs = Outputs(logprobs_BT=torch.zeros(1, 2), scores_BT=torch.tensor([[9.0, 0.0]]))
+    with pytest.raises(ConfigError, match="labels of steps from 1 to 7; allowed: numbers from 0 to 1"):
+        ALGORITHM.loss(outputs, batch, count_totals(batch))
+
+
 def test_labels_of_another_shape_are_refused():
     with pytest.raises(ValueError, match=r"targets_BT has shape \[1, 2\], but completion_mask_BT \[1, 3\]"):
         Batch.from_steps(torch.ones(1, 3), torch.ones(1, 2))

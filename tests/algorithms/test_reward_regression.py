@@ -150,3 +150,11 @@ def test_ratings_of_other_rows_are_refused():
 def test_a_loss_that_there_is_not_is_refused():
     with pytest.raises(ConfigError, match=r"reward_regression\.regress = 'huber'; allowed: 'standardized', 'squared'"):
         RewardRegression(regress="huber")  # type: ignore[arg-type]
+
+
+@catalogue("rating", [5.0, -0.1])
+def test_the_cross_entropy_refuses_ratings_outside_0_to_1(rating: float):
+    batch = batch_of([rating, *RATINGS[1:]])
+    with pytest.raises(ConfigError, match=r"ratings from .*; allowed: numbers from 0 to 1"):
+        evaluate(LOSSES["logistic"], SCORES, batch)
+    evaluate(LOSSES["squared"], SCORES, batch)

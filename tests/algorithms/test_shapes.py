@@ -213,11 +213,37 @@ def test_the_largest_reward_that_passes_has_the_advantage_that_it_should(largest
     torch.testing.assert_close(GRPO().advantages(experience), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_a_reward_of_nan_that_is_called_scored_is_not_taken_for_a_group_without_signal():
+def test_a_reward_of_nan_that_is_called_scored_is_refused():
     rewards_PG = torch.tensor([[1.0, float("nan"), 0.0]])
-    scored = torch.ones(1, 3)
-    experience = Experience.from_rewards(rewards_PG, completion_mask_BT=torch.ones(3, 1), scored_PG=scored)
-    assert not any(a.advantages(experience).isfinite().all() for a in (GRPO(), RLOO()))
+    with pytest.raises(ConfigError, match=r"rewards_PG\[0, 1\] = nan; .*\n.* False in scored_PG"):
+        Experience.from_rewards(rewards_PG, completion_mask_BT=torch.ones(3, 1), scored_PG=torch.ones(1, 3))
+
+
+def test_a_missing_reward_leaves_the_others_of_its_group_finite():
+    rewards_PG = torch.tensor([[1.0, float("nan"), 0.0]])
+    experience = Experience.from_rewards(rewards_PG, completion_mask_BT=torch.ones(3, 1))
+    assert all(a.advantages(experience).isfinite().all() for a in (GRPO(), RLOO()))
+
+
+@pytest.mark.parametrize("given", [[[1.0, None], [0.0, 1.0]], None, [[1.0, 0.0]]])
+def test_rewards_that_are_no_tensor_are_refused_in_words(given):
+    with pytest.raises(ValueError, match=f"rewards_PG is {type(given).__name__}, but must be a tensor: .* write nan"):
+        Experience.from_rewards(given, completion_mask_BT=torch.ones(2, 1))
+
+
+def test_log_probabilities_that_are_no_tensor_are_refused_in_words():
+    experience = Experience.from_rewards(torch.tensor([[1.0, 0.0]]), completion_mask_BT=torch.ones(2, 1))
+    batch = Batch.from_experience(experience, GRPO().advantages(experience))
+    with pytest.raises(ValueError, match=r"logprobs_BT is list, but must be a tensor"):
+        GRPO().loss([[0.0], [0.0]], batch, count_totals(batch))
+
+
+def test_rows_are_picked_by_numbers_or_by_a_mask():
+    experience = Experience.from_rewards(torch.arange(4.0)[None], completion_mask_BT=torch.ones(4, 2))
+    batch = Batch.from_experience(experience, torch.zeros(4, 2))
+    for mask in (torch.tensor([True, False, True, True]), [True, False, True, True]):
+        assert batch.rows(mask).row_ids_B.tolist() == [0, 2, 3]
+    assert batch.rows([3, 0]).row_ids_B.tolist() == [3, 0]
 
 
 # The order of calls in a step

@@ -21,6 +21,7 @@ from tests.catalogue import catalogue
 from posttrain.algorithms import ALGORITHMS, GRPO
 from posttrain.algorithms.off_policy.correction import Correction
 from posttrain.algorithms.off_policy.names import NAMED
+from posttrain.algorithms.settings import OF_OTHERS
 from posttrain.config import (
     PRESETS,
     DataConfig,
@@ -42,7 +43,7 @@ from posttrain.config import names as config_names
 from posttrain.config import schema as config_schema
 from posttrain.config import text as config_text
 from posttrain.config.load import RULES
-from posttrain.config.names import ByAlgorithm, Ours, foreign_names, foreign_values
+from posttrain.config.names import ByAlgorithm, Ours, foreign_names, foreign_values, suggest
 from posttrain.config.page import config_page
 from posttrain.config.text import read_override, read_value, redact, write_value
 from posttrain.errors import ConfigError
@@ -832,6 +833,11 @@ def test_every_foreign_name_leads_to_a_setting_that_exists():
             keys = entry.choices if isinstance(entry, ByAlgorithm) else [entry.key] if isinstance(entry, Ours) else []
             assert set(keys) <= known, name
             assert name not in known, f"{name} is one of ours"
+
+
+def test_an_error_in_python_names_the_same_setting_as_one_of_a_config():
+    for theirs, ours in OF_OTHERS.items():
+        assert f"algorithm.{ours}" in suggest(theirs, "1", setting_names(), {f"algorithm.{ours}"}).text
 
 
 def test_every_foreign_value_leads_to_one_that_exists():

@@ -141,7 +141,7 @@ def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, dat
     assert found.greedy_accuracy.mean == 1.0
     assert found.greedy_accuracy.n == 6 - found.unscored
     assert "verifier is down" in found.errors[0]
-    with pytest.raises(RewardError, match=r"(?s)the limit is 10%.*verifier is down"):
+    with pytest.raises(RewardError, match=r"(?s)the limit is 10%.*verifier is down.*raise max_unscored"):
         evaluate(folder, data, Reward(function=breaks), k=0, max_completion_length=4, max_unscored=0.1)
 
 
@@ -151,13 +151,19 @@ def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, dat
         ({"rewards": "exact_match"}, ConfigError, "no data to evaluate .* only a run folder has its own"),
         ({"data": [{"prompt": "ab"}]}, ConfigError, "no reward to judge the answers by"),
         ({"data": [{"prompt": "ab"}], "rewards": "exact_match"}, ConfigError, "'answer'"),
-        ({"data": [{"text": "ab"}], "rewards": "exact_match"}, DataError, "no column for the prompt"),
+        (
+            {"data": [{"text": "ab"}], "rewards": "exact_match"},
+            DataError,
+            r"(?s)no column for the .*Set prompt to a",
+        ),
         (
             {"data": [{"prompt": "ab", "answer": "x"}], "rewards": "exact_match", "max_completion_length": 64},
             ConfigError,
             "max_completion_length = 64, but the context is 64 tokens",
         ),
-        ({"k": -1}, ConfigError, "samples = -1; allowed: an integer of at least 0"),
+        ({"k": -1}, ConfigError, r"^k = -1; allowed: an integer of at least 0.*\n.*Set k = 4"),
+        ({"max_prompts": -1}, ConfigError, r"^max_prompts = -1; .*\n.*Set max_prompts = 256"),
+        ({"data": [], "rewards": "exact_match"}, DataError, "no held-out prompts: the data is empty"),
         ({"confidence": 95}, ConfigError, "confidence = 95; allowed: a number above 0 and below 1"),
         ({"data": 3, "rewards": "exact_match"}, DataError, "data is of type int; allowed: a source, .* or rows"),
         ({"data": [{"prompt": "ab"}, 3], "rewards": "exact_match"}, DataError, "item 1 of data is of type int"),

@@ -167,3 +167,10 @@ def test_every_estimate_is_zero_at_the_reference():
     logprobs = torch.tensor([-0.3, -2.0])
     for name in KL_ESTIMATORS:
         assert (kl_estimate(name, logprobs, logprobs) == 0).all()
+
+
+def test_k3_is_never_negative_in_float32():
+    differences = torch.cat([torch.linspace(-1e-2, 1e-2, 100_001), torch.linspace(-20, 20, 10_001)])
+    assert (k3(differences, torch.zeros(())) >= 0).all()
+    tiny = torch.tensor(1e-3)
+    assert k3(tiny, torch.zeros(())).item() == pytest.approx(k3(tiny.double(), torch.zeros(())).item(), rel=1e-3)

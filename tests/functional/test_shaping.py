@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from posttrain.functional.shaping import budget_penalty, kimi_length_reward, soft_overlong
+from posttrain.functional.shaping import budget_penalty, kimi_length_reward, soft_overlong, without_eos_penalty
 
 
 def test_worked_soft_overlong_penalty():
@@ -39,3 +39,9 @@ def test_an_unscored_answer_is_neither_shortest_nor_longest():
 
 def test_only_what_exceeds_the_budget_is_fined():
     assert budget_penalty(torch.tensor([[1, 8, 9, 90]]), budget=8, penalty=0.25).tolist() == [[0, 0, -0.25, -0.25]]
+
+
+def test_penalties_have_the_precision_of_what_they_are_given():
+    lengths, truncated = torch.tensor([7.0, 9.0]).double(), torch.tensor([0.0, 1.0]).double()
+    assert budget_penalty(lengths, budget=8, penalty=0.7).tolist() == [0.0, -0.7]
+    assert without_eos_penalty(truncated, penalty=0.7).tolist() == [0.0, -0.7]

@@ -15,6 +15,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 from tests.processes import run_script
+from tests.report.synthetic_run import evaluation
 from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM
 
@@ -449,6 +450,21 @@ def test_and_stops_the_pipeline_where_that_is_asked_for(folder):
     settings_file = folder / "stops" / "pipeline.yaml"
     settings_file.write_text(settings_file.read_text().replace("stop_if_worse: true", "stop_if_worse: false"))
     assert len(posttrain.resume(folder / "stops").stages) == 2
+
+
+@pytest.mark.parametrize(
+    ("after", "told"),
+    [(0.9, "better, writes worse"), (0.3, "no change is shown, writes worse"), (0.05, "worse")],
+)
+def test_a_stage_that_measures_better_and_writes_worse_is_both_in_the_table(tmp_path, after, told):
+    grew = {"mean": 0.5, "low": 0.4, "high": 0.6, "n": 9}
+    writing = {"baseline": {}, "trained": {"repetition": grew}, "difference": {"repetition": grew}}
+    found = {"baseline": evaluation(0.3), "trained": evaluation(after), "writing": writing}
+    (tmp_path / "01-dpo").mkdir()
+    (tmp_path / "01-dpo" / "evaluation.json").write_text(json.dumps(found))
+    stage = {"name": "dpo", "folder": "01-dpo", "status": "finished"}
+    (tmp_path / "pipeline.json").write_text(json.dumps({"stages": [stage]}))
+    assert [row.change for row in stage_rows(tmp_path)] == [told]
 
 
 # --- output ----------------------------------------------------------------------------------------------------------

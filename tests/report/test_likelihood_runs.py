@@ -97,7 +97,7 @@ BOTH = (
     ("difference", "judge", "words", "headline", "change", "tone"),
     [
         ((0.03, 0.05), (0.3, 0.9), (0.0, 0.8), BOTH.format("higher", "shows no change"), 0, "good"),
-        ((0.03, 0.02), (0.3, 0.9), (0.0, 0.8), BOTH.format("higher", "improved a little"), 1, "good"),
+        ((0.03, 0.02), (0.3, 0.9), (0.0, 0.8), BOTH.format("higher", "improved"), 1, "good"),
         ((0.03, 0.05), (0.9, 0.3), (0.8, 0.0), BOTH.format("lower", "shows no change"), 0, "bad"),
         ((0.03, 0.05), (0.3, 0.9), (0.0, 0.1), "No improvement is shown.", 0, "plain"),
         ((0.03, 0.05), (0.3, 0.9), (0.8, 0.0), "No improvement is shown.", 0, "plain"),
@@ -127,7 +127,7 @@ def test_beside_the_checks_it_is_told_what_the_model_kept(drift, end):
 def test_a_ranking_that_got_a_little_worse_is_told_whatever_the_checks_say():
     run = pair_run(0.55, 0.52, interval(-0.03, 0.02))
     found = verdict(replace(run, evaluation={**run.evaluation, "check": checked((0.3, 0.9))}))
-    assert (found.headline, found.change) == ("The model got a little worse.", -1)
+    assert (found.headline, found.change) == ("The model got worse.", -1)
 
 
 def test_a_ranking_that_clearly_improved_is_told_first():

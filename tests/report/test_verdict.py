@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 from tests.report.synthetic_run import evaluation
 
 from posttrain.report.notes import observations
@@ -35,8 +36,8 @@ def titles(run: RunRecord) -> list[str]:
         (0.2, 0.9, None, "The model improved."),
         (0.9, 0.2, None, "The model got worse."),
         (0.5, 0.52, None, "No improvement is shown."),
-        (0.5, 0.55, (0.05, 0.01, 0.09), "The model improved a little."),
-        (0.55, 0.5, (-0.05, -0.09, -0.01), "The model got a little worse."),
+        (0.5, 0.55, (0.05, 0.01, 0.09), "The model improved."),
+        (0.55, 0.5, (-0.05, -0.09, -0.01), "The model got worse."),
         (0.5, 0.55, (0.05, -0.01, 0.11), "No improvement is shown."),
     ],
 )
@@ -76,6 +77,14 @@ def test_a_check_that_fell_with_the_score_agrees_with_it():
     run = evaluated(0.9, 0.2, check=check)
     assert verdict(run).sentences[1].endswith("and agrees.")
     assert [proof.state for proof in proofs(run) if "independent" in proof.claim] == ["yes"]
+
+
+@catalogue("before, after, state", [(0.9, 0.2, "no"), (0.2, 0.9, "unknown"), (0.5, 0.5, "unknown")])
+def test_a_check_that_moved_while_the_measure_did_not_never_agrees(before, after, state):
+    check = {"judge": {"baseline": evaluation(before)["greedy"]["score"]}}
+    check["judge"]["trained"] = evaluation(after)["greedy"]["score"]
+    run = evaluated(0.5, 0.5, check=check)
+    assert [proof.state for proof in proofs(run) if "independent" in proof.claim] == [state]
 
 
 def test_a_flat_reward_with_a_fallen_score_blames_the_learning_rate_first():

@@ -132,6 +132,16 @@ class Algorithm:
         raise NotImplementedError
 
 
+def require_unit_interval(y: Tensor, what: str) -> None:
+    """Refuse targets of a cross-entropy outside [0, 1], for which it has no lower bound."""
+    if not ((y >= 0) & (y <= 1)).all():
+        raise ConfigError(
+            given=f"{what} from {y.min():g} to {y.max():g}",
+            allowed="numbers from 0 to 1, as the loss is their cross-entropy",
+            fix="Divide them by the largest possible one.",
+        )
+
+
 def require_whole_update(batch: Batch, totals: Totals, missing: str) -> None:
     """Refuse a part of an update whose rows depend on each other: every split would give other numbers."""
     in_loss = int(batch.completion_mask_BT.sum())

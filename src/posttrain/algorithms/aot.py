@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.base import Need
 from posttrain.algorithms.pairs import PairLoss, pairs_of
 from posttrain.algorithms.settings import BelowHalf, Positive, settings
@@ -57,6 +58,7 @@ class AOT(PairLoss):
 
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         if batch.offsets_B is None:  # these rows are the whole update
+            require_whole_update(batch, totals, "current_logprobs_BT")
             current_BT = Outputs.of(outputs, batch).logprobs_BT.detach()
             batch = self.prepare(replace(batch, current_logprobs_BT=current_BT))
         assert batch.offsets_B is not None

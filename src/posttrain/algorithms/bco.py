@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.base import Need
 from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
 from posttrain.algorithms.metrics import mean_over
@@ -83,6 +84,7 @@ class BCO(LabelLoss):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs = Outputs.of(outputs, batch)
         if batch.offsets_B is None:  # these rows are the whole update
+            require_whole_update(batch, totals, "current_logprobs_BT")
             batch = self.prepare(replace(batch, current_logprobs_BT=outputs.logprobs_BT.detach()))
         assert batch.offsets_B is not None
         rows = labelled(outputs.logprobs_BT, batch)

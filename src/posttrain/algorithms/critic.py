@@ -39,7 +39,8 @@ def shaped_scores(rows: Batch, score_clip: float | None, missing_eos_penalty: fl
             allowed="truncated_B",
             fix="Build it with Batch.from_experience(experience), or set missing_eos_penalty = 0.",
         )
-    return clip_scores(rows.rewards_B + without_eos_penalty(rows.truncated_B, missing_eos_penalty), score_clip)
+    penalty_B = without_eos_penalty(rows.truncated_B.to(rows.rewards_B.dtype), missing_eos_penalty)
+    return clip_scores(rows.rewards_B + penalty_B, score_clip)
 
 
 def kl_before_update(rows: Batch, estimator: KLInReward) -> Tensor:

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import torch
 
+from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.base import Need
 from posttrain.algorithms.labels import LABEL_METRICS, LabelLoss, entropy_metric, labelled
 from posttrain.algorithms.metrics import mean_over
@@ -47,6 +48,7 @@ class KTO(LabelLoss):
     def loss(self, outputs: Outputs | Tensor, batch: Batch, totals: Totals) -> tuple[Tensor, Metrics]:
         outputs = Outputs.of(outputs, batch)
         if batch.offsets_B is None:  # these rows are the whole update
+            require_whole_update(batch, totals, "mismatched_log_ratios_B")
             batch = self.prepare(batch)
         assert batch.offsets_B is not None
         rows = labelled(outputs.logprobs_BT, batch)

@@ -105,7 +105,7 @@ def ratio_metrics(log_ratio_BT: Tensor, mask_BT: Tensor) -> Metrics:
         "policy/ratio_std": spread_over(ratio_BT, mask_BT),
         "policy/approx_kl_k1": mean_over(-d_BT, mask_BT),
         "policy/approx_kl_k2": mean_over(d_BT.square() / 2, mask_BT),
-        "policy/approx_kl_k3": mean_over(ratio_BT - 1 - d_BT, mask_BT),
+        "policy/approx_kl_k3": mean_over(d_BT.expm1() - d_BT, mask_BT),
     }
 
 

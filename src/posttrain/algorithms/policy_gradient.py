@@ -59,6 +59,7 @@ class ComposedPolicyGradient(Parameters):
     """Term that is added to the rewards."""
     reads_token_advantages = property(lambda self: self.chosen.reads_token_advantages)  # pyright: ignore[reportAssignmentType]
     looks_at_lengths = property(lambda self: self.chosen.shaping.by_length)  # pyright: ignore[reportAssignmentType]
+    correct_from = property(lambda self: self.values.get("correct_at"))  # pyright: ignore[reportAssignmentType]
     kl_in_reward = property(lambda self: self.chosen.kl.in_reward is not None)  # pyright: ignore[reportAssignmentType]
 
     def __post_init__(self) -> None:
@@ -135,8 +136,7 @@ class ComposedPolicyGradient(Parameters):
         outputs, batch = self.start(outputs, batch)
         p, chosen, mask_BT = self.values, self.chosen, batch.completion_mask_BT
         term = chosen.trust_region.term(self._moved(outputs, batch, totals))
-        metrics = term.metrics
-        whole = term.policy.shape != mask_BT.shape
+        metrics, whole = term.metrics, term.policy.shape != mask_BT.shape
         loss_BT = weighted_completions(term.policy, outputs, batch) if whole else weighted(term.policy, batch)
         if chosen.filter.drop is not None:
             loss_BT, dropped = without(chosen.filter.drop(p, outputs, batch), loss_BT, mask_BT)

@@ -14,6 +14,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from posttrain.algorithms.algorithm import require_unit_interval
 from posttrain.algorithms.base import Algorithm, Need
 from posttrain.algorithms.declared import StepReading
 from posttrain.algorithms.metrics import mean_over
@@ -60,6 +61,7 @@ class ProcessRewardModel(Algorithm):
                 fix="Pass Outputs(logprobs_BT=..., scores_BT=...) and a batch of Batch.from_steps.",
             )
         z_BT, y_BT = masked(z_BT, ends_BT), masked(y_BT.to(z_BT.dtype), ends_BT)
+        require_unit_interval(y_BT, "labels of steps")
         loss_BT = masked(binary_cross_entropy(z_BT, y_BT), ends_BT)
         return loss_BT.sum() / max(1, totals.tokens), step_metrics(z_BT, y_BT, ends_BT)
 

@@ -60,14 +60,14 @@ class RewardModel(Algorithm):
         chosen, rejected = batch.pairs
         whole_N = whole_pairs(batch)
         chosen_N, rejected_N = masked(scores_B[chosen], whole_N), masked(scores_B[rejected], whole_N)
-        loss_N = bradley_terry(chosen_N, rejected_N, self._margin(batch)[chosen])
+        loss_N = bradley_terry(chosen_N, rejected_N, self._margin(batch, scores_B.dtype)[chosen])
         if self.center_coef:
             loss_N = loss_N + self.center_coef * (chosen_N + rejected_N).square()
         return masked(loss_N, whole_N).sum() / max(1, totals.pairs), score_metrics(chosen_N, rejected_N, whole_N)
 
-    def _margin(self, batch: Batch) -> Tensor:
+    def _margin(self, batch: Batch, dtype: torch.dtype) -> Tensor:
         if self.margin != "data":
-            return torch.full((batch.num_rows,), self.margin, device=batch.groups_B.device)
+            return torch.full((batch.num_rows,), self.margin, dtype=dtype, device=batch.groups_B.device)
         if batch.margins_B is None:
             raise ConfigError(
                 given="reward_model.margin = 'data', but the pairs have no margins",

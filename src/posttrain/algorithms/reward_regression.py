@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from posttrain.algorithms.algorithm import require_unit_interval
 from posttrain.algorithms.base import Algorithm, Need
 from posttrain.algorithms.metrics import mean_over, spread_over
 from posttrain.algorithms.settings import settings
@@ -58,6 +59,7 @@ class RewardRegression(Algorithm):
         rated_B = batch.completion_mask_BT.any(dim=-1)
         scores_B, targets_B = masked(scores_B, rated_B), masked(targets_B.to(scores_B.dtype), rated_B)
         if self.regress == "logistic":
+            require_unit_interval(targets_B, "ratings")
             loss_B, expected_B = binary_cross_entropy(scores_B, targets_B), scores_B.sigmoid()
         else:
             loss_B, expected_B = (scores_B - targets_B).square(), scores_B

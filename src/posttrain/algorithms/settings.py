@@ -73,6 +73,25 @@ def settings(cls: C) -> C:
     return record  # type: ignore[return-value]
 
 
+OF_OTHERS = {
+    "beta": "kl_coef",
+    "kl_loss_coef": "kl_coef",
+    "epsilon": "clip_low",
+    "cliprange": "clip_low",
+    "eps_clip": "clip_low",
+    "clip_ratio": "clip_low",
+    "clip_ratio_low": "clip_low",
+    "epsilon_high": "clip_high",
+    "clip_ratio_high": "clip_high",
+    "delta": "dual_clip",
+    "clip_ratio_c": "dual_clip",
+    "cliprange_value": "value_clip",
+    "vf_coef": "value_coef",
+}
+"""Names of TRL and verl for settings of algorithms -> ours, for errors in Python. names.yaml has those of configs; a
+test compares the two."""
+
+
 def attributes(record: Any) -> dict[str, str]:
     """Return setting -> attribute that holds it. The names differ only if a method already has the setting's name."""
     known = record.__pydantic_fields__
@@ -87,10 +106,12 @@ def _explain(record: Any, error: ValidationError) -> ConfigError:
         return cause
     if first["type"] == "unexpected_keyword_argument":
         close = difflib.get_close_matches(name, allowed_names, n=1)
+        ours = OF_OTHERS.get(name, "")
+        known = f"Other libraries' {name} is {ours} here: set {ours} = {first['input']!r}."
         return ConfigError(
             given=f"{record.key} has no setting {name!r}",
             allowed=", ".join(allowed_names),
-            fix=f"Did you mean {close[0]!r}?" if close else "Remove it.",
+            fix=known if ours in allowed_names else f"Did you mean {close[0]!r}?" if close else "Remove it.",
         )
     same = [e for e in error.errors() if e["loc"][:1] == first["loc"][:1]]  # one error per type of a union
     return ConfigError(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
 from pathlib import Path
@@ -33,7 +34,7 @@ from posttrain.engines import make_sampler
 from posttrain.engines.sampler import Answers
 from posttrain.episodes.acting import Acting
 from posttrain.episodes.scene import Scene
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.heldout import evaluate_sampler
 from posttrain.evaluate.measure import EVALUATION_SEED
@@ -79,6 +80,28 @@ class Subject:
     """Folder of the config; paths of rewards are relative to it."""
 
 
+ARGUMENTS = {
+    r"\bsamples(?= =)": "k",
+    r"\bprompts(?= =)": "max_prompts",
+    r"\bdata\.(prompt|answer|system_prompt)\b": r"\1",
+    r"\bguards\.max_unscored\b": "max_unscored",
+}
+"""Keys of a config in the words of an error -> the arguments of `evaluate` that set them."""
+
+
+@contextmanager
+def _naming_arguments() -> Iterator[None]:
+    """Let errors name the arguments of `evaluate` instead of the keys of a config."""
+    try:
+        yield
+    except (ConfigError, DataError, RewardError) as error:
+        told = {name: getattr(error, name) for name in ("given", "allowed", "fix")}
+        for key, argument in ARGUMENTS.items():
+            told = {name: re.sub(key, argument, text) for name, text in told.items()}
+        raise type(error)(**told) from error
+
+
+@_naming_arguments()
 def evaluate(
     model: str | PathLike[str] | ModelConfig | LoadedModel | ModelAndTokenizer,
     data: Data | None = None,
@@ -278,9 +301,9 @@ def _prompts(
 ) -> Sequence[Prompt]:
     if not rows:
         raise DataError(
-            given="the run has no held-out prompts",
+            given="no held-out prompts: the data is empty, or the run held nothing out",
             allowed="at least one",
-            fix="Give held-out data: evaluate(run, data), or --data FILE.",
+            fix="Give held-out data: evaluate(model, data), or --data FILE.",
         )
     room = (loaded.context_length or sys.maxsize) - max_completion_length
     if room < 1:

@@ -133,7 +133,7 @@ def total_variation_score(anchor_BT: Tensor, sampling_BT: Tensor, mask_BT: Tenso
 
 ESTIMATES: dict[str, Callable[[Tensor], Tensor]] = {
     "k2": lambda delta_BT: delta_BT.square() / 2,
-    "k3": lambda delta_BT: delta_BT.exp() - 1 - delta_BT,
+    "k3": lambda delta_BT: delta_BT.expm1() - delta_BT,
 }
 """KL estimates per token, never negative; k3 = w - 1 - log w is unbiased for KL(mu || anchor)."""
 OVER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {

@@ -33,7 +33,7 @@ def k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
 def k3(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
     """exp(-delta) - 1 + delta: unbiased under the policy and never negative; capped at 10."""
     delta_BT = k1(logprobs_BT, ref_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    return ((-delta_BT).exp() - 1 + delta_BT).clamp(max=MAX_K3)
+    return ((-delta_BT).expm1() + delta_BT).clamp(max=MAX_K3)
 
 
 def with_corrected_gradient(

@@ -1,7 +1,8 @@
 """Length penalties and bonuses, added to a reward before any statistic is computed over it (RULE 50).
 
-P prompts, G completions per prompt. A length counts the trained tokens of a completion, including the closing EOS but
-not tool output. `scored_PG` is False for completions without a reward.
+P prompts, G completions per prompt. Pass lengths and `truncated` in the dtype of the rewards, which is that of the
+result; for integers and booleans the result is float32. A length counts the trained tokens of a completion, including
+the closing EOS but not tool output. `scored_PG` is False for completions without a reward.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def budget_penalty(lengths: Tensor, budget: int, penalty: float) -> Tensor:
     >>> budget_penalty(torch.tensor([7, 8, 9]), budget=8, penalty=0.5).tolist()
     [0.0, 0.0, -0.5]
     """
-    return torch.where(lengths > budget, -penalty, 0.0)
+    return 0 - penalty * (lengths > budget).to(lengths.dtype)
 
 
 def clip_scores(scores: Tensor, limit: float | None) -> Tensor:
@@ -65,4 +66,4 @@ def without_eos_penalty(truncated: Tensor, penalty: float) -> Tensor:
     >>> without_eos_penalty(torch.tensor([False, True]), penalty=0.5).tolist()
     [0.0, -0.5]
     """
-    return torch.where(truncated, -penalty, 0.0)
+    return 0 - penalty * truncated

@@ -15,10 +15,12 @@ from typing import Any
 
 from posttrain.files import read_inside, write_atomically
 from posttrain.report.document import cell, document, heading, table_of
+from posttrain.report.others import forgot
 from posttrain.report.spans import show_span
 from posttrain.report.store import mapping, read_run
 from posttrain.report.text import aligned, escaped
-from posttrain.report.verdict import verdict
+from posttrain.report.verdict import Verdict, held_out_verdict
+from posttrain.report.writing import writes_worse
 
 _HEAD = ("stage", "algorithm", "held-out", "baseline", "trained", "", "model")
 MOST_PROGRESS = 10_000_000
@@ -119,7 +121,8 @@ def _row(folder: Path, entry: Any) -> StageRow:
     place = _place(entry)
     status = str(entry.get("status", "waiting"))
     begun = bool(place) and (folder / place).is_dir() and not (folder / place).is_symlink()
-    found = verdict(read_run(folder / place)) if begun else None
+    run = read_run(folder / place) if begun else None
+    found = held_out_verdict(run) if run else None
     before, after = (found.baseline, found.trained) if found else (None, None)
     measured = found is not None and before is not None and after is not None
     received = mapping(entry.get("received")).items()
@@ -131,11 +134,20 @@ def _row(folder: Path, entry: Any) -> StageRow:
         measure=found.measure if found and (before or after) else "",
         baseline=show_span(found.measure, before) if found and before else "",
         trained=show_span(found.measure, after) if found and after else "",
-        change=_TONES[found.change] if found and measured else ("" if status == "finished" else status),
+        change=_change(found, run.evaluation)
+        if run and found and measured
+        else ("" if status == "finished" else status),
         model=str(entry.get("model", "")),
         received="; ".join(_proof(setting, mapping(proof)) for setting, proof in received),
         warnings=tuple(map(str, entry.get("warnings", ()))),
     )
+
+
+def _change(found: Verdict, evaluation: Mapping[str, Any]) -> str:
+    """Return the change of the measure in words, and what else the verdict of the stage complains about."""
+    found_worse = {"writes worse": writes_worse(evaluation), "has forgotten": forgot(evaluation)}
+    also = [words for words, how in found_worse.items() if how and found.change >= 0]
+    return ", ".join([_TONES[found.change], *also])
 
 
 def _proof(setting: str, proof: Any) -> str:

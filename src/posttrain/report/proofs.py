@@ -11,7 +11,7 @@ from posttrain.report.heldout import WORDS, kind_of
 from posttrain.report.notes import MISMATCH_IS_LARGE, mismatch
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact, percent
-from posttrain.report.verdict import check_spans, verdict
+from posttrain.report.verdict import check_spans, held_out_verdict
 
 
 class Proof(NamedTuple):
@@ -43,18 +43,21 @@ def _measured(run: RunRecord) -> Iterator[Proof]:
 
 
 def _checked(run: RunRecord) -> Iterator[Proof]:
-    """The check agrees if it moved in the same direction as the trained score, and contradicts if it moved the other
-    way."""
+    """The check agrees if it moved in the same direction as the measure. It contradicts if it moved the other way, or
+    fell while the measure shows no change."""
     claim = "An independent check agrees with the reward"
-    change = verdict(run).change
+    change = held_out_verdict(run).change
     for label, before, after in check_spans(run.evaluation):
         if before is None or after is None:
             continue
         evidence = f"{label}, scored in evaluations only: {compact(before.mean)} before, {compact(after.mean)} after"
+        moved = after.mean - before.mean
         if not before.disjoint(after):
             yield Proof(claim, "unknown", f"{evidence}; the intervals overlap")
+        elif change == 0 and moved > 0:
+            yield Proof(claim, "unknown", f"{evidence}; the measure itself shows no change")
         else:
-            yield Proof(claim, "yes" if (after.mean > before.mean) == (change > 0) else "no", evidence)
+            yield Proof(claim, "yes" if moved * change > 0 else "no", evidence)
     if not check_spans(run.evaluation):
         yield Proof(claim, "unknown", "no check is configured; set check: [...]")
 

@@ -119,7 +119,7 @@ def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verd
     names = " and ".join(f"“{label}”" for label, _, _ in checks)
     by = f"By the independent check{'s' if len(checks) > 1 else ''} {names}"
     higher, tone = ("higher", "good") if moved == {1} else ("lower", "bad")
-    ranking = "improved a little" if found.change else "shows no change"
+    ranking = "improved" if found.change else "shows no change"
     headline = f"{by} the model's answers score {higher} than before; {MEASURED_BY[kind]} {ranking}."
     return replace(found, headline=headline, tone=tone)
 
@@ -159,11 +159,10 @@ def held_out_verdict(run: RunRecord) -> Verdict:
     sentences += _check_sentences(run.evaluation, change)
     sentences += _reward_model_sentence(run.evaluation)
     sentences += _forgetting_sentence(run.evaluation)
-    amount = "" if baseline.disjoint(trained) else " a little"
     headlines: dict[int, tuple[str, Tone]] = {
-        1: (f"The model improved{amount}.", "good"),
+        1: ("The model improved.", "good"),
         0: ("No improvement is shown.", "plain"),
-        -1: (f"The model got{amount} worse.", "bad"),
+        -1: ("The model got worse.", "bad"),
     }
     headline, tone = headlines[change]
     checks = check_spans(run.evaluation)
@@ -171,7 +170,7 @@ def held_out_verdict(run: RunRecord) -> Verdict:
     if change == 1 and fell:
         by, named = _measured_by(run.evaluation), f" {' and '.join(fell)}" if len(checks) > 1 else ""
         check = f"independent check{'s' if len(fell) > 1 else ''}{named}"
-        headline, tone = f"By {by} the model improved{amount}; by the {check} it got worse.", "bad"
+        headline, tone = f"By {by} the model improved; by the {check} it got worse.", "bad"
     return Verdict(
         headline=headline,
         tone=tone,

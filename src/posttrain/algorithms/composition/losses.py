@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from posttrain.algorithms.algorithm import require_whole_update
 from posttrain.algorithms.composition.options import Aggregation, Filter, KLPlace, Values
 from posttrain.algorithms.critic import value_term
 from posttrain.algorithms.declared import Need
@@ -32,7 +33,9 @@ def fixed_length(p: Values, loss_BT: Tensor, batch: Batch, totals: Totals) -> Te
 
 
 def prompt_mean(p: Values, loss_BT: Tensor, batch: Batch, totals: Totals) -> Tensor:
-    weights_B = prompt_weights(batch) if batch.prompt_weights_B is None else batch.prompt_weights_B
+    if (weights_B := batch.prompt_weights_B) is None:  # these rows are the whole update
+        require_whole_update(batch, totals, "the completions of all prompts")
+        weights_B = prompt_weights(batch)
     return reductions.weighted_sum(loss_BT, batch.completion_mask_BT, weights_B)
 
 

@@ -135,7 +135,3 @@ class Parameters(PolicyGradient):
     """shaping score: bound of the absolute reward. Default: no bound."""
     missing_eos_penalty: NonNegative | None = None
     """shaping score: penalty that is subtracted from the reward of a completion cut before its EOS. Default 0."""
-
-    @property
-    def correct_from(self) -> float | None:
-        return self.correct_at

@@ -59,7 +59,8 @@ def within_budget(p: Values, x: Experience) -> Experience:
 
 
 def scores(p: Values, x: Experience) -> Experience:
-    fined_PG = x.rewards_PG + without_eos_penalty(x.truncated_PG, p["missing_eos_penalty"])
+    truncated_PG = x.truncated_PG.to(x.rewards_PG.dtype)
+    fined_PG = x.rewards_PG + without_eos_penalty(truncated_PG, p["missing_eos_penalty"])
     return replace(x, rewards_PG=clip_scores(fined_PG, p["score_clip"]))
 
 

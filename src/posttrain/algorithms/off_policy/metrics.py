@@ -66,7 +66,7 @@ def mismatch_metrics(before_BT: Tensor, sampling_BT: Tensor, mask_BT: Tensor) ->
     delta_BT, nonempty_B1 = sampler_log_ratio(before_BT, sampling_BT, mask_BT), mask_BT.any(dim=-1, keepdim=True)
     return {
         "mismatch/kl": mean_over(-delta_BT, mask_BT),
-        "mismatch/k3": mean_over(delta_BT.exp() - 1 - delta_BT, mask_BT),
+        "mismatch/k3": mean_over(delta_BT.expm1() - delta_BT, mask_BT),
         "mismatch/abs_mean": mean_over(delta_BT.abs(), mask_BT),
         "mismatch/abs_max": Max(number(delta_BT.abs().max())),
         "mismatch/chi2_token": mean_over(delta_BT.exp().square() - 1, mask_BT),

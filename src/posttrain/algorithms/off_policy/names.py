@@ -41,7 +41,7 @@ def _built(given: Any) -> Any:
 
 CorrectionSetting = Annotated[
     Annotated[CorrectionName, Tag("<name>")] | Annotated[Correction, BeforeValidator(_built), Tag("<record>")],
-    Discriminator(lambda given: "<name>" if isinstance(given, str) else "<record>"),
+    Discriminator(lambda given: "<record>" if isinstance(given, Mapping | Correction) else "<name>"),
 ]
 """A name, or the settings of a `Correction`."""
 
