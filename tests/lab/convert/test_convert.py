@@ -378,6 +378,22 @@ def test_a_file_without_a_config_is_refused(name, text, said, tmp_path):
         convert(tmp_path / name)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "project"),
+    [
+        ("run.sh", "deepspeed --module openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-0.6B", "OpenRLHF"),
+        ("train.py", "from openrlhf.trainer import DPOTrainer\n", "OpenRLHF"),
+        ("gsm8k_grpo.yaml", "allocation_mode: sglang:d4+d4\nactor: {path: Qwen/Qwen3-0.6B}\n", "AReaL"),
+        ("rl.sh", "python3 -m areal.launcher.local examples/math/gsm8k_rl.py", "AReaL"),
+    ],
+)
+@pytest.mark.parametrize("verb", ["", "grpo"])
+def test_files_of_other_libraries_are_not_taken_for_trl(name, text, project, verb, tmp_path):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError, match=rf"a file of {project}; .*\n.*docs/moving/{project.lower()}\.md"):
+        read_source(tmp_path / name, verb)
+
+
 def test_what_a_file_trains_is_one_of_the_verbs(tmp_path):
     with pytest.raises(ConfigError, match="a file that trains 'grop'; allowed: grpo, rloo, dpo"):
         convert(HERE / "trl/sft.yaml", form="grop")

@@ -31,16 +31,31 @@ def read_source(path: Path, verb: str = "") -> Source:
 
 
 def _read(path: Path, verb: str) -> Source:
-    if path.suffix in (".yaml", ".yml"):
-        return _of_mapping(path, verb)
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
         raise ConfigError(given=f"{path} cannot be read: {reason}", allowed="a script, YAML or commands") from None
+    _refuse_others(text, path)
+    if path.suffix in (".yaml", ".yml"):
+        return _of_mapping(path, verb)
     if path.suffix == ".py":
         return of_script(text, path)
     return of_commands(text, path, verb)
+
+
+_OTHERS = {"OpenRLHF": r"\bopenrlhf\b", "AReaL": r"\bareal\b|^(allocation_mode|gconfig):"}
+"""Libraries whose files are not read -> a sign of them."""
+
+
+def _refuse_others(text: str, path: Path) -> None:
+    for project, sign in _OTHERS.items():
+        if re.search(sign, text, re.MULTILINE):
+            raise ConfigError(
+                given=f"{path} is a file of {project}",
+                allowed="files of TRL and verl",
+                fix=f"docs/moving/{project.lower()}.md lists its settings with ours: write a config with them.",
+            )
 
 
 def _of_mapping(path: Path, verb: str) -> Source:
