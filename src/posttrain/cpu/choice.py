@@ -143,7 +143,7 @@ def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) ->
         """Whether a way is fast and exact enough. Adds the result to the reasons in either case."""
         times = before / after
         exact = inexact <= EXACT
-        verdict = "" if exact else f", which is not float32: errors are {inexact:.0f} times those of plain products"
+        verdict = "" if exact else f", but not used: its rounding errors are {inexact:.0f} times those of float32"
         reasons.append(f"{what} {times:.1f} times as fast{verdict}")
         return exact and times >= FASTER
 
