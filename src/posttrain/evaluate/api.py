@@ -95,10 +95,12 @@ def _naming_arguments() -> Iterator[None]:
     try:
         yield
     except (ConfigError, DataError, RewardError) as error:
-        told = {name: getattr(error, name) for name in ("given", "allowed", "fix")}
+        told = named = {name: getattr(error, name) for name in ("given", "allowed", "fix")}
         for key, argument in ARGUMENTS.items():
-            told = {name: re.sub(key, argument, text) for name, text in told.items()}
-        raise type(error)(**told) from error
+            named = {name: re.sub(key, argument, text) for name, text in named.items()}
+        if named == told:
+            raise
+        raise type(error)(**named) from None
 
 
 @_naming_arguments()
