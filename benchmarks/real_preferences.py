@@ -93,7 +93,7 @@ data sets. Runs are short: {steps}. An answer and its prompt have at most {lengt
 and intervals are wide. So the page shows what the measures tell on real data, and not which loss is best.
 
 The benchmark needs `../shared/data`, a folder beside the checkout with the model and with parts of UltraFeedback,
-HH-RLHF and LLaMA-Factory's KTO set. [recipes/README.md](../recipes/README.md#shareddata) names the files and their
+HH-RLHF and LLaMA-Factory's KTO set. [The list of recipes](recipes.md#the-shared-data) names the files and their
 sources.
 
 What the table shows:

@@ -20,6 +20,6 @@ def test_a_missing_file_is_named_before_anything_is_written(
     for other in ("MODEL", "STATEMENTS", "PAIRS", "ULTRAFEEDBACK", "OTHERS"):
         monkeypatch.setattr(recipe, other, tmp_path, raising=False)
     monkeypatch.setattr(recipe, name, tmp_path / "absent")
-    with pytest.raises(DataError, match=r"absent is missing\n.*shared/data\. recipes/README\.md lists"):
+    with pytest.raises(DataError, match=r"absent is missing\n.*shared/data\. docs/recipes\.md lists"):
         recipe.run(0, tmp_path / "runs" / "first")
     assert not (tmp_path / "runs").exists()

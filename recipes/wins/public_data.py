@@ -1,4 +1,4 @@
-"""What the recipes read from the folder of public data beside the checkout. recipes/README.md says what it holds."""
+"""What the recipes read from the folder of public data beside the checkout. docs/recipes.md says what it holds."""
 
 from __future__ import annotations
 
@@ -16,5 +16,5 @@ def require(*paths: Path | str) -> None:
             raise DataError(
                 given=f"{path} is missing",
                 fix=f"This recipe reads public data from {SHARED.resolve()}. "
-                "recipes/README.md lists the files and their sources.",
+                "docs/recipes.md lists the files and their sources.",
             )
