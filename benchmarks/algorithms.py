@@ -18,9 +18,11 @@ import resource
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import date
 from pathlib import Path
 from statistics import mean, median
 from typing import Any
@@ -148,6 +150,7 @@ def measure(name: str, seed: int, folder: Path, teacher: str | None) -> dict[str
         "seed": seed,
         "baseline": greedy["baseline"],
         "trained": greedy["trained"],
+        "date": f"{date.today()}",
         "tokens_to_target": None if reached is None else tokens_at[reached],
         "tokens": int(records[-1]["num_tokens"]),
         "completions": STEPS * 64 * 8,
@@ -278,8 +281,10 @@ COLUMNS = (
 
 FOOT = """- **Baselines** of the starting models, one per seed: {baselines}.
 - **Tokens** count prompts and completions. *Tokens to 0.8* counts until the first evaluation with a score of at least
-  0.8. There is an evaluation every tenth step.
-- **CPU seconds** include evaluations and the processes that compute rewards. A run has one thread.
+  0.8. There is an evaluation every tenth step. If not all seeds reach it, the cell says how many do.
+- **Dates**: put on file on {dates}.
+- **CPU seconds** include evaluations and the processes that compute rewards. A run has one thread. Compare them only
+  between rows of one date: the machine was not equally fast on each.
 - **Peak memory** is the resident memory of the whole process. Python and the libraries take about 500 MB of it.
 - **KL** is the mean over completions of log(policy / starting model), in nats per completion. It is computed at every
   tenth step, and the table shows the largest value.
@@ -306,7 +311,7 @@ def write_page(results: Sequence[Mapping[str, Any]]) -> None:
     baselines = sorted({round(r["baseline"]["mean"], 3) for r in results})
     lines += [
         "",
-        FOOT.format(baselines=", ".join(map(str, baselines))),
+        FOOT.format(baselines=", ".join(map(str, baselines)), dates=dates(results)),
         "",
         *notes,
         "",
@@ -317,15 +322,13 @@ def write_page(results: Sequence[Mapping[str, Any]]) -> None:
 def table_line(name: str, runs: Sequence[Mapping[str, Any]]) -> str:
     shown = runs[len(runs) // 2]
     score = shown["trained"]
-    tokens = [r["tokens_to_target"] for r in runs]
-    reached = [t for t in tokens if t is not None]
     clip = shown["clip_fraction"]
     cells = [
         f"`{name}`",
         f"{score['mean']:.3f} [{score['low']:.3f}, {score['high']:.3f}]",
         ", ".join(f"{r['trained']['mean']:.3f}" for r in sorted(runs, key=lambda r: r["seed"])),
         f"{median(r['tokens'] for r in runs) / 1e6:.2f} M",
-        f"{median(reached) / 1e6:.2f} M" if len(reached) == len(runs) else ("not reached" if not reached else "some"),
+        tokens_to_target([r["tokens_to_target"] for r in runs]),
         f"{median(r['seconds'] for r in runs):.0f}",
         f"{median(r['peak_rss_mb'] for r in runs):.0f} MB",
         shown["models"],
@@ -333,6 +336,26 @@ def table_line(name: str, runs: Sequence[Mapping[str, Any]]) -> str:
         "none" if clip is None or math.isnan(clip) else f"{clip:.3f}",
     ]
     return "| " + " | ".join(cells) + " |"
+
+
+def tokens_to_target(tokens: Sequence[float | None]) -> str:
+    """The median over seeds, if each of them reached the target.
+
+    >>> tokens_to_target([1.1e6, None, None])
+    '1 of 3 seeds'
+    """
+    reached = [t for t in tokens if t is not None]
+    if not reached:
+        return "not reached"
+    return f"{median(reached) / 1e6:.2f} M" if len(reached) == len(tokens) else f"{len(reached)} of {len(tokens)} seeds"
+
+
+def dates(results: Sequence[Mapping[str, Any]]) -> str:
+    """The date of most rows, then the rows of other dates."""
+    of = {r["name"]: r["date"] for r in sorted(results, key=lambda r: r["date"])}
+    usual = Counter(of.values()).most_common(1)[0][0]
+    later = {day: ", ".join(f"`{name}`" for name in of if of[name] == day) for day in of.values() if day != usual}
+    return "; ".join([usual, *(f"{names} on {day}" for day, names in later.items())])
 
 
 def main(arguments: Sequence[str]) -> int:

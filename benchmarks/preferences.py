@@ -114,6 +114,9 @@ otherwise.
 - *Before* and *after* are accuracies: the share of {pairs} held-out pairs whose chosen answer has the higher summed
   log-probability, with its 95% interval. A tie counts 1/2.
 - *Implicit* is the same accuracy by the log-ratio to the model before training.
+- *Margin* is the mean of log p(chosen) - log p(rejected) after training, in nats, with summed log-probabilities of the
+  trained model alone. Before training it is {margin:.1f}. [On real data](preferences-real.md) the margin is a
+  difference of log-ratios.
 - *Chosen* and *rejected* show the mean change of the summed log-probability, in nats per answer. If it is negative for
   the chosen answers, too, the loss has separated the two by making both less likely.
 - *Seconds* are wall-clock time.
@@ -123,11 +126,11 @@ seed and no other processor's rounding, so small differences between rows mean n
 at 99.7% to 100% (seeds 1 to 3), `bco` at 94% to 98% (1 to 3) and `discopop` at 92% to 99% (1 to 6). With seed 0,
 rounding alone moves `discopop` from 95% to 99%.
 """
-COLUMNS = ("algorithm", "before", "after", "implicit", "margin, nats", "chosen", "rejected", "seconds")
+COLUMNS = ("algorithm", "before", "after", "implicit", "margin", "chosen", "rejected", "seconds")
 
 
 def write_page(runs: Sequence[Mapping[str, Any]]) -> None:
-    lines = [HEAD.format(steps=BASE["train"]["steps"], pairs=HELD_OUT)]
+    lines = [HEAD.format(steps=BASE["train"]["steps"], pairs=HELD_OUT, margin=runs[0]["baseline"]["margin"]["mean"])]
     lines += ["| " + " | ".join(COLUMNS) + " |", "|---" * len(COLUMNS) + "|"]
     lines += [table_line(run) for run in runs]
     few = [f"`{run['name']}`" for run in runs if run["trained"]["accuracy"]["mean"] < ENOUGH]

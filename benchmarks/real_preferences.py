@@ -91,7 +91,10 @@ HEAD = """# Preference losses on real data, measured
 The command trains minimind2-small, a small real chat model with 25.8 million parameters, on three public preference
 data sets. Runs are short: {steps}. An answer and its prompt have at most {length} tokens together. Nothing was tuned,
 and intervals are wide. So the page shows what the measures tell on real data, and not which loss is best.
-`../shared/data` has the model and the data.
+
+The benchmark needs `../shared/data`, a folder beside the checkout with the model and with parts of UltraFeedback,
+HH-RLHF and LLaMA-Factory's KTO set. [The list of recipes](recipes.md#the-shared-data) names the files and their
+sources.
 
 What the table shows:
 

@@ -1,11 +1,12 @@
-"""The path of a new user: the commands of docs/start.md and docs/first-model.md in a new environment, timed.
+"""The path of a new user, timed in a new environment: docs/start.md up to its demo, then docs/first-model.md.
 
     make dist
     python -m benchmarks.strangers_path                 from the wheel: the demo, then a real model that improves
     python -m benchmarks.strangers_path --sdist         from the source archive: only the demo
     python -m benchmarks.strangers_path --tested        with the versions of constraints.txt: the CPU build of torch
 
-There is an empty folder, an empty HOME, no PYTHONPATH, and a shell that runs the commands of the pages line by line.
+There is an empty folder, an empty HOME, no PYTHONPATH, and a shell that runs these commands line by line. The commands
+of docs/start.md after `posttrain demo` are left out.
 By settings of pip, `pip install posttrain` finds the built file instead of a published one. Everything else is as for a
 reader of the pages. It ends at the first command that fails, or that trains a model which does not improve.
 """

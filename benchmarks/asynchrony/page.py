@@ -66,10 +66,10 @@ def speed_section(found: Mapping[str, Any]) -> str:
     ]
     pace, train, change = found["pace"], found["base"]["train"], found["difference"]
     by_ahead = {line["run_ahead"]: line for line in found["lines"]}
-    slow, fast = by_ahead[0], by_ahead[speed.DEFAULT[0]]
+    slow, fast = by_ahead[0], by_ahead[speed.RECOMMENDED[0]]
     sampling = slow["step_seconds"] - slow["busy_seconds"]
     rates = {(run["run_ahead"], run["seed"]): run["steps_per_second"] for run in found["runs"]}
-    each = [rates[speed.DEFAULT[0], seed] / rates[0, seed] for seed in speed.SEEDS]
+    each = [rates[speed.RECOMMENDED[0], seed] / rates[0, seed] for seed in speed.SEEDS]
     loads = [load for run in found["runs"] for load in run["load"]]
     within = abs(change["low"]) <= 0.03 and abs(change["high"]) <= 0.03
     head = (
@@ -97,18 +97,19 @@ In a synchronous step sampling takes {sampling:.2f} s (median) and everything el
 runs shared two cores (load average {min(loads):.1f} to {max(loads):.1f}). This slows both the trainer and the small
 computations of the engine. So the column "speedup, server alone" compares with a computed synchronous step: it takes
 the server's own time for its slowest row, plus the same measured time for everything else. The goal was AReaL's
-figure, {speed.GOAL} times. The defaults reach {fast["times"]:.2f} times as measured, and {fast["times_at_pace"]:.2f}
-times against the server's own time. The gain is smaller if sampling takes a smaller part of a step. Its bound is
-(sampling + rest) / rest.
+figure, {speed.GOAL} times. The recommended setting (`run_ahead: {speed.RECOMMENDED[0]}`,
+`max_staleness: {speed.RECOMMENDED[1]}`; both are 0 by default) reaches {fast["times"]:.2f} times as measured, and
+{fast["times_at_pace"]:.2f} times against the server's own time. The gain is smaller if sampling takes a smaller part of
+a step. Its bound is (sampling + rest) / rest.
 
-The score with the defaults minus the score of synchronous training is
+The score with the recommended setting minus the score of synchronous training is
 {points(change["mean"], change["low"], change["high"])} points over {change["seeds"]} seeds, which is
 {"" if within else "not "}within 3 points. The start model of all runs has a score of {percent(slow["baseline"])}, so
 {percent(1 - slow["baseline"])} are left to learn. The policy moves slowly, as in fine-tuning of a model that already
 knows its task. k3, which estimates KL(sampler || trainer) per token, is {fast["mismatch_k3"]:.4f}. In an earlier setup
 (70 steps of 16 prompts, from such a model) training did not improve the score, and the difference was -1.6 (-4.0 to
-+0.9). For the same seed, the defaults made {min(each):.2f} to {max(each):.2f} times as many steps per second as
-synchronous training. The next paragraph shows a policy that moves fast.
++0.9). For the same seed, the recommended setting made {min(each):.2f} to {max(each):.2f} times as many steps per
+second as synchronous training. The next paragraph shows a policy that moves fast.
 
 In the table, lag p95 and the largest lag are the largest over all steps and seeds. The score is the mean over seeds.
 The other columns are medians over seeds.
@@ -120,9 +121,9 @@ def fast_section(found: Mapping[str, Any]) -> str:
     change = found["difference"]
     return f"""
 **If the policy moves fast, sampling ahead costs accuracy.** These runs start from the demonstration's start model and
-use a learning rate of {found["learning_rate"]:g} with {found["minibatches"]} updates per batch. The defaults were
-{found["times"]:.2f} times as fast as synchronous training. After the same number of steps the scores were
-{percent(found["scores"][1])} with the defaults and {percent(found["scores"][0])} with synchronous training. The
+use a learning rate of {found["learning_rate"]:g} with {found["minibatches"]} updates per batch. The recommended setting
+was {found["times"]:.2f} times as fast as synchronous training. After the same number of steps the scores were
+{percent(found["scores"][1])} with this setting and {percent(found["scores"][0])} with synchronous training. The
 difference is {points(change["mean"], change["low"], change["high"])} points over {change["seeds"]} seeds. The next
 section measures this cost in detail.
 """

@@ -34,8 +34,8 @@ from posttrain.train.fleet import Fleet
 
 PACE = Pace(seconds=0.02, slots=512)
 """An answer of eight tokens takes 0.16 seconds on average and at most 0.96. The slowest answer ends a step."""
-SYNCHRONOUS, DEFAULT = (0, 0), (2, 8)
-SETTINGS = (SYNCHRONOUS, (1, 8), DEFAULT, (4, 8))
+SYNCHRONOUS, RECOMMENDED = (0, 0), (2, 8)
+SETTINGS = (SYNCHRONOUS, (1, 8), RECOMMENDED, (4, 8))
 """(run_ahead, max_staleness)."""
 SEEDS = (0, 1, 2, 3, 4)
 FIRST = 10
@@ -127,14 +127,14 @@ def _train(folder: Path, **given: Any) -> Any:
 
 def run_all(folder: Path) -> dict[str, Any]:
     """Do the runs of every setting. Runs that are on file in `folder` are not repeated."""
-    others = [Case(*DEFAULT, seed) for seed in SEEDS]
-    others += [Case(*setting, 0) for setting in SETTINGS if setting not in (SYNCHRONOUS, DEFAULT)]
+    others = [Case(*RECOMMENDED, seed) for seed in SEEDS]
+    others += [Case(*setting, 0) for setting in SETTINGS if setting not in (SYNCHRONOUS, RECOMMENDED)]
     return summary(_run(folder / "speed.jsonl", {"model.path": str(prepare(folder))}, others))
 
 
 def run_fast(folder: Path) -> dict[str, Any]:
-    """Do synchronous runs and runs with the defaults for a policy that moves fast."""
-    return fast_summary(_run(folder / "fast.jsonl", FAST, [Case(*DEFAULT, seed) for seed in SEEDS]))
+    """Do synchronous runs and runs with the recommended setting for a policy that moves fast."""
+    return fast_summary(_run(folder / "fast.jsonl", FAST, [Case(*RECOMMENDED, seed) for seed in SEEDS]))
 
 
 def _run(kept: Path, given: Mapping[str, Any], others: Sequence[Case]) -> list[dict[str, Any]]:
@@ -156,9 +156,9 @@ def _run(kept: Path, given: Mapping[str, Any], others: Sequence[Case]) -> list[d
 
 
 def fast_summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The speed and the cost of the defaults for a policy that moves fast."""
+    """The speed and the cost of the recommended setting for a policy that moves fast."""
     by_setting = {(run["run_ahead"], run["seed"]): run for run in runs}
-    pairs = [(by_setting[0, seed], by_setting[DEFAULT[0], seed]) for seed in SEEDS]
+    pairs = [(by_setting[0, seed], by_setting[RECOMMENDED[0], seed]) for seed in SEEDS]
     before, after = zip(*pairs, strict=True)
     change = paired_interval([run["score"] for run in before], [run["score"] for run in after])
     rates = [statistics.median(run["steps_per_second"] for run in side) for side in (before, after)]
@@ -173,7 +173,7 @@ def fast_summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The runs, one line for each setting, and the difference in score between the defaults and synchronous runs."""
+    """One line for each setting, and the difference in score between the recommended setting and synchronous runs."""
     lines = []
     for setting in SETTINGS:
         same = [run for run in runs if (run["run_ahead"], run["max_staleness"]) == setting]
@@ -185,8 +185,8 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         line["times"] = line["steps_per_second"] / slow["steps_per_second"]
         line["times_at_pace"] = (longest * slow["answer_tokens"] + slow["busy_seconds"]) * line["steps_per_second"]
     scores = {(run["run_ahead"], run["seed"]): run["score"] for run in runs}
-    both = [seed for seed in SEEDS if (0, seed) in scores and (DEFAULT[0], seed) in scores]
-    change = paired_interval([scores[0, seed] for seed in both], [scores[DEFAULT[0], seed] for seed in both])
+    both = [seed for seed in SEEDS if (0, seed) in scores and (RECOMMENDED[0], seed) in scores]
+    change = paired_interval([scores[0, seed] for seed in both], [scores[RECOMMENDED[0], seed] for seed in both])
     return {
         "base": BASE,
         "before": BEFORE,

@@ -32,6 +32,7 @@ import gzip
 import json
 import random
 import re
+import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
@@ -42,7 +43,9 @@ from typing import Any
 import posttrain as pt
 from posttrain.data.read import read_rows
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root, however this file is started
+from recipes.wins.public_data import SHARED, require
+
 MODEL = str(SHARED / "models" / "minimind2-small")
 PAIRS = SHARED / "preference" / "hh_rlhf_harmless_base_test.jsonl.gz"
 ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
@@ -347,6 +350,7 @@ def is_trained(run: Path) -> bool:
 
 def prepared(folder: Path) -> Path:
     """Make the data and the reward model, once for all seeds, and return the folder of the reward model."""
+    require(MODEL, PAIRS, ULTRAFEEDBACK, OTHERS)
     model = folder / "reward_model"
     if not is_trained(model / "02-reward_model"):
         folder.mkdir(parents=True, exist_ok=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,9 @@ from posttrain.data.read import read_rows
 from posttrain.evaluate.own_answers import own_answers
 from posttrain.tasks.reasoning_gym import ReasoningGymTask, score
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root, however this file is started
+from recipes.wins.public_data import SHARED, require
+
 MODEL = str(SHARED / "models" / "minimind2-small")
 ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
@@ -105,6 +108,7 @@ def config(data: Path) -> dict[str, Any]:
 
 def run(seed: int, output: Path) -> Any:
     """Write the data next to the runs, once for all seeds, and train."""
+    require(MODEL, ULTRAFEEDBACK, OTHERS)
     data = output.parent / "siblings-data"
     if not (data / "replay.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,12 @@ from typing import Any
 import posttrain as pt
 from posttrain.evaluate.own_answers import own_answers
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+sys.path.insert(0, str(Path(__file__).parents[2]))  # the root, however this file is started
+from recipes.wins.public_data import SHARED, require
+
 MODEL = str(SHARED / "models" / "minimind2-small")
 STATEMENTS = SHARED / "preference" / "model_written_evals_agreeableness.jsonl"
+ULTRAFEEDBACK = SHARED / "preference" / "ultrafeedback_train.jsonl.gz"
 OTHERS = SHARED / "sft" / "self_instruct_seed_tasks.jsonl"
 HELD_OUT, DEMONSTRATED = 350, 60
 """Number of held-out statements, and number of the other statements that SFT sees."""
@@ -62,7 +66,7 @@ def replay_prompts(count: int = 420) -> list[str]:
     """Short English prompts from UltraFeedback. The measurement of forgetting uses none of them."""
     from posttrain.data.read import read_rows
 
-    rows = read_rows(str(SHARED / "preference" / "ultrafeedback_train.jsonl.gz"))
+    rows = read_rows(str(ULTRAFEEDBACK))
     texts = dict.fromkeys(str(row.values["prompt"]) for row in rows)
     return [text for text in texts if len(text) < 150 and text.isascii()][:count]
 
@@ -118,6 +122,7 @@ def config(data: Path) -> dict[str, Any]:
 
 def run(seed: int, output: Path) -> Any:
     """Write the data next to the runs, once for all seeds, and train."""
+    require(MODEL, STATEMENTS, ULTRAFEEDBACK, OTHERS)
     data = output.parent / "statements-data"
     if not (data / "replay.jsonl").exists():
         data.mkdir(parents=True, exist_ok=True)

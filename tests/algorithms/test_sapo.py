@@ -53,3 +53,17 @@ def test_each_temperature_is_for_its_own_sign(t):
 def test_a_gate_without_a_slope_is_refused():
     with pytest.raises(ConfigError, match=r"sapo.tau_pos = 0.0; allowed: greater than 0"):
         SAPO(tau_pos=0.0)
+
+
+def test_the_weight_of_the_gradient_rises_above_a_ratio_of_one_and_then_falls_to_zero():
+    logprobs = torch.linspace(-6, 3, 9001, dtype=torch.float64).requires_grad_()
+    ratio = logprobs.exp()
+    soft_gate(ratio, torch.ones_like(ratio), tau_pos=1.0, tau_neg=1.05).sum().backward()
+    assert logprobs.grad is not None
+    ratio = ratio.detach()
+    factor = logprobs.grad / ratio
+    assert float(factor.max()) == pytest.approx(1)
+    assert float(ratio[factor.argmax()]) == pytest.approx(1, rel=1e-3)
+    assert float(logprobs.grad.max()) == pytest.approx(1.57, abs=0.01)
+    assert float(ratio[logprobs.grad.argmax()]) == pytest.approx(2.06, abs=0.01)
+    assert float(logprobs.grad[-1]) < 1e-6

@@ -6,7 +6,9 @@
     L   = -f A
 
 Mean over the tokens of a completion, then over completions. The gradient fades out instead of being clipped: its
-weight 4 p (1 - p) rho with p = sigmoid(tau (rho - 1)) is 1 at rho = 1 and falls on both sides, faster for larger tau.
+weight is 4 p (1 - p) rho with p = sigmoid(tau (rho - 1)). The factor 4 p (1 - p), relative to the unclipped ratio, is
+1 at rho = 1 and falls on both sides, faster for larger tau. The product with rho first rises above rho = 1 (for
+tau = 1 to at most 1.57, near rho = 2), then falls to 0.
 """
 
 from __future__ import annotations
