@@ -293,7 +293,7 @@ def one_thread() -> Iterator[None]:
 def _doubts(timed: Sequence[Timed]) -> str:
     said = []
     if any(one.busy for one in timed):
-        said.append("the machine was busy with something else")
+        said.append("the machine was busy with something else (if it stays busy, OMP_NUM_THREADS=1 is faster)")
     if not all(one.agree for one in timed):
         said.append(f"times differed by more than {AGREE - 1:.0%} from turn to turn")
     return f"measured while {' and '.join(said)}" if said else ""
