@@ -55,7 +55,8 @@ FRAMES = ["{}", "The answer is {}", "**{}**", r"\boxed{{{}}}", "<answer>{}</answ
 LABELS = ["{0}", "({0})", "{0})", "**{0}**", "Option {0}", "choice ({0})", "[{0}]"]
 DENIALS = [
     "{0} is incorrect.", "{0} is not the answer.", "{0} cannot be right.", "{0}, which is incorrect.", "{0} is out",
-    "{0} is wrong", "{0} isn't right", "{0} can be excluded.", "{0} has been ruled out", "{0} was my first guess",
+    "{0} is wrong", "{0} isn't right", "{0} won't do", "{0} can’t hold",
+    "{0} can be excluded.", "{0} has been ruled out", "{0} was my first guess",
     "{0} does not hold", "{0} is only half right", "{0} would be wrong", "{0} {1}", "{0} or {1}", "{0}, {1}",
     "{0}; maybe {1}", "not {0}", "{0} is right if {1} is wrong", "{0} because of this, or {1}", "anything but {0}",
 ]  # fmt: skip

@@ -48,8 +48,8 @@ _AFFIRMED = re.compile(
 )
 """`B is the right answer`."""
 _PREDICATE = re.compile(
-    r"(?:am|is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|shall|should|may|might|must|cannot|"
-    r"isn|aren|wasn|weren|hasn|haven|hadn|doesn|don|didn|couldn|won|wouldn|shouldn|mustn)\b"
+    r"(?:am|is|are|was|were|be|been|has|have|had|does|do|did|can|could|will|would|shall|should|may|might|must|cannot|wo)"
+    r"(?:n?['’]t)?\b"
 )
 """The auxiliary verbs of English, with which a statement about a choice begins: `B) is out`."""
 _NEW_SENTENCE = re.compile(r"(?<=[.!?])[\s*_]+(?=[A-Z\"“(])")
