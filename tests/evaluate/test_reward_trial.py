@@ -111,6 +111,31 @@ def test_a_reward_that_pays_everything_alike_is_said_to(folder, capsys):
     assert text_of(trial, "gold answers") == "right, empty and wrong answers all got 1"
 
 
+@pytest.mark.parametrize("column", ["solution", "reference", "answer"])
+def test_the_verdict_says_why_right_answers_earn_nothing(tmp_path, capsys, column):
+    """Programs that sort in place pass no test that compares the argument; a program that returns does."""
+    test = "from solution import f\ndef test_it():\n    x = [2, 1]\n    assert {} == [1, 2], 'not sorted'\n"
+    data = tmp_path / "rows.jsonl"
+    for condition, program, ok in [("f(x) or x", "def f(x):\n    x.sort()\n", False), ("f(x)", "f = sorted\n", True)]:
+        row = {"prompt": "Sort.", "test": test.format(condition), column: program}
+        data.write_text(f"{json.dumps(row)}\n" * 4)
+        _, trial = tried(capsys, "code", "--data", str(data), "--no-model")
+        [gold] = [found for found in trial["findings"] if found["check"] == "gold answers"]
+        assert gold["status"] == ("ok" if ok else "fail")
+        if not ok:
+            assert "def f(x)" in gold["examples"][0]
+            assert gold["examples"][0].endswith("code: wrong, test 1 of 1: AssertionError: not sorted")
+
+
+def test_each_reward_that_refuses_a_right_answer_says_why(folder, capsys):
+    (folder / "rewards.py").write_text(
+        "from posttrain.rewards import Verdict\n"
+        "def stern(completion, answer):\n    return Verdict(0.0, 'late', detail='it is five past')\n"
+    )
+    _, trial = tried(capsys, f"{folder}/rewards.py:stern", "--data", f"{folder}/train.jsonl", "--no-model")
+    assert trial["findings"][0]["examples"][0].endswith("stern: late, it is five past")
+
+
 def test_a_column_that_the_rows_with_gold_answers_lack_is_there_as_in_a_run(folder, capsys):
     """A list function receives None for the column; an earlier version failed because the argument was missing."""
     function = "def scaled(completions, answer, scale):\n"

@@ -235,6 +235,49 @@ def test_a_broken_contract_is_an_error_and_not_a_reward(score, function, message
         score([long, "short"], Reward(function=function, label="reward"))
 
 
+ASYNC_BEHIND_A_PLAIN_DECORATOR = """
+    import asyncio, functools
+
+    def logged(function):
+        @functools.wraps(function)
+        def call(*arguments, **columns):
+            return function(*arguments, **columns)
+        return call
+
+    @logged
+    async def one(completion):
+        return 1.0
+
+    @logged
+    async def batch(completions):
+        return [1.0 for _ in completions]
+
+    def each(completions):
+        return [one(completion) for completion in completions]
+
+    @logged
+    async def tokens(completion, completion_ids):
+        return [1.0 for _ in completion_ids]
+
+    tokens.per_token = True
+
+    class Later:
+        def __await__(self):
+            yield
+
+    def later(completion):
+        return Later()
+"""
+
+
+@pytest.mark.parametrize("name", ["one", "batch", "each", "tokens", "later"])
+def test_a_coroutine_that_nobody_awaits_is_named(reward_file, score, name):
+    function = reward_file(ASYNC_BEHIND_A_PLAIN_DECORATOR, name)
+    with pytest.raises(RewardError, match=r"returned a coroutine for .*\n.*async def, or await it") as error:
+        score(["x"], Reward(function=function))
+    assert "parsed" not in str(error.value)
+
+
 def test_nan_from_a_worker_process_is_an_error_too(reward_file, score):
     with pytest.raises(RewardError, match="returned nan for prompt 7, completion 1 of 1"):
         score(["x"], Reward(function=reward_file("def reward(completion): return float('nan')")))

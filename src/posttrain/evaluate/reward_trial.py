@@ -41,6 +41,7 @@ from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, reference_o
 from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
 from posttrain.rewards.audit.subject import completion
 from posttrain.rewards.missing import columns_known
+from posttrain.rewards.verifiers import BUILTINS
 from posttrain.types import Prompt
 
 if TYPE_CHECKING:
@@ -174,7 +175,8 @@ def _known(
         return None, [finding("gold answers", "skipped", None, "", text)], []
     prompts, golds = [prompt for prompt, _ in given], [gold for _, gold in given]
     is_program = "answer" not in prompts[0].columns and bool(reference_of(prompts[0]))
-    forms = [PROGRAM_FORM] if is_program else list(FORMS)
+    runs_programs = any(one.builtin is BUILTINS["code"] for one in rewards.components)
+    forms = [PROGRAM_FORM] if is_program else [*[PROGRAM_FORM] * runs_programs, *FORMS]
     tried = {form: Answers.of(rewards, prompts, [fill(form, gold) for gold in golds]) for form in forms}
     worst = min((value for answers in tried.values() for value in answers.values), default=0.0)
     form = max(forms, key=lambda name: tried[name].mean_with(worst))
@@ -201,13 +203,20 @@ class Answers:
     texts: tuple[str, ...]
     """Texts of the completions that have a score."""
     values: tuple[float, ...]
+    reasons: tuple[str, ...]
+    """What the rewards say about each of them, such as the test that failed; "" if they say nothing."""
     scores: Scores
 
     @staticmethod
     def of(rewards: RewardSet, prompts: Sequence[Prompt], texts: Sequence[str]) -> Answers:
         scores = rewards.score(prompts, [[completion(text)] for text in texts])
-        found = [(text, value) for text, (value,) in zip(texts, scores.rewards_PG, strict=True) if value == value]
-        return Answers(texts=tuple(text for text, _ in found), values=tuple(value for _, value in found), scores=scores)
+        found = [number for number, (value,) in enumerate(scores.rewards_PG) if value == value]
+        return Answers(
+            texts=tuple(texts[number] for number in found),
+            values=tuple(scores.rewards_PG[number][0] for number in found),
+            reasons=tuple(_reasons(scores, number) for number in found),
+            scores=scores,
+        )
 
     def mean_with(self, value: float) -> float:
         """Return the mean, with this value for completions without a score."""
@@ -222,12 +231,24 @@ class Answers:
         return len(self.accepted(accept)) / max(1, len(self.values))
 
 
+def _reasons(scores: Scores, row: int) -> str:
+    """The verdicts of all rewards that did not find the one completion of a row correct."""
+    given = {label: verdicts[row][0] for label, verdicts in scores.verdicts.items()}
+    return "; ".join(
+        f"{label}: {verdict.reason}" + (f", {verdict.detail}" if verdict.detail else "")
+        for label, verdict in given.items()
+        if verdict is not None and verdict.reason != "correct"
+    )
+
+
 def _gold_finding(right: Answers, accept: float, reward: float) -> Finding:
     """How many right answers are accepted?"""
-    share, missed = (
-        right.share(accept),
-        [t for t, value in zip(right.texts, right.values, strict=True) if value < accept],
-    )
+    share = right.share(accept)
+    missed = [
+        f"not accepted: {quote(text)}" + (f"  {reason}" if reason else "")
+        for text, value, reason in zip(right.texts, right.values, right.reasons, strict=True)
+        if value < accept
+    ]
     text = f"{len(right.values) - len(missed)} of {len(right.values)} accepted, reward {reward:g}"
     if right.values and not math.isfinite(accept):
         text = f"right, empty and wrong answers all got {reward:g}"
@@ -237,7 +258,7 @@ def _gold_finding(right: Answers, accept: float, reward: float) -> Finding:
         share,
         f"at least {GOLD_ACCEPTED:.0%} are accepted when they are stated",
         text,
-        [f"not accepted: {quote(one)}" for one in missed[:SHOWN]],
+        missed[:SHOWN],
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.errors import RewardError
 from posttrain.heartbeat import beat
-from posttrain.rewards.calls import Outcome
+from posttrain.rewards.calls import A_COROUTINE, Outcome
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.scores import Failure
 from posttrain.verify.verdict import Verdict
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 LARGEST = 1e6
 """Maximum size of one reward, as a multiple of the usual size in its step."""
+AWAIT_IT = (
+    "Declare the reward with async def, or await it. A decorator around an async function has to be an async function "
+    "itself, or the reward looks like a plain one."
+)
 
 
 class CallBatch:
@@ -105,7 +109,9 @@ class CallBatch:
             got = f"{len(outcome.value)} values" if isinstance(outcome.value, list) else outcome.message or "one number"
             raise RewardError(
                 given=f'reward "{self.component.label}" returned {got} for {size} completions',
-                fix="Return a list with one number, or None where the reward does not apply, per completion.",
+                fix=AWAIT_IT
+                if outcome.message == A_COROUTINE
+                else "Return a list with one number, or None where the reward does not apply, per completion.",
             )
         verdicts = outcome.verdict or [None] * size
         return [
@@ -207,7 +213,9 @@ def _value(label: str, outcome: Outcome, row: Row) -> float | None:
     one_each = " For one number per token, set `per_token = True` on the function." if isinstance(value, list) else ""
     raise RewardError(
         given=f'reward "{label}" returned {got} for {_which(row)}',
-        fix="Rewards must be finite numbers, or None where the reward does not apply. "
+        fix=AWAIT_IT
+        if outcome.message == A_COROUTINE
+        else "Rewards must be finite numbers, or None where the reward does not apply. "
         f"Return 0.0 for answers that cannot be parsed.{one_each}",
     )
 
@@ -236,7 +244,9 @@ def _of_tokens(label: str, outcome: Outcome, row: Row) -> list[float] | None:
         given=f'reward "{label}", which gives a reward to each token, returned {problem} for {_which(row)}',
         allowed=f"a list with one number per token of completion_ids, finite and within {LARGEST**2:g} of 0, and 0 for "
         "tokens that the policy did not draw; or None where the reward does not apply",
-        fix="Ask for the argument completion_ids and return a list of that length.",
+        fix=AWAIT_IT
+        if outcome.message == A_COROUTINE
+        else "Ask for the argument completion_ids and return a list of that length.",
     )
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -28,6 +28,9 @@ MAX_MESSAGE, MAX_TRACEBACK = 500, 8000
 
 ASYNC_GRACE = 1.0
 """Seconds after its deadline that an async function gets to react to its cancellation."""
+
+A_COROUTINE = "a coroutine"
+"""The message of a call whose result nobody awaited, as of an async function behind a plain decorator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,11 +266,17 @@ def _number(value: Any) -> float | None:
     if hasattr(value, "item"):  # a list of numpy or torch scalars
         value = value.item()
     if not isinstance(value, Real):
-        raise TypeError(f"{_shortened(value)} of type {type(value).__name__}")
+        raise TypeError(_described(value))
     try:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, Coroutine):
+        value.close()  # otherwise Python warns that it was never awaited
+    return A_COROUTINE if isinstance(value, Awaitable) else f"{_shortened(value)} of type {type(value).__name__}"
 
 
 def _shortened(value: Any) -> str:

@@ -183,7 +183,7 @@ BUILTINS: dict[str, Builtin] = {
             ("svamp", presets.svamp, (), _LAST_LINE),
             ("aime", presets.aime, (), _BOX),
             ("countdown", countdown, ("numbers", "nums"), {}),
-            ("multiple_choice", multiple_choice, ("choices",), {}),
+            ("multiple_choice", multiple_choice, ("choices",), _LAST_LINE),
         )
     },
 }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.catalogue import catalogue
 from tests.rewards.rollouts import completion, prompt
 
-from posttrain.errors import DataError
+from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import build_rewards
 from posttrain.verify.mathematics.choices import multiple_choice
 from posttrain.verify.mathematics.countdown import countdown
@@ -50,11 +50,96 @@ def test_what_is_no_single_right_choice_earns_nothing(text, reason):
     assert (verdict.score, verdict.reason) == (0.0, reason), verdict
 
 
+FRAMES = ["{}", "The answer is {}", "**{}**", r"\boxed{{{}}}", "<answer>{}</answer>", "So we check.\n\n{}",
+          "The correct option is {}", "Final answer: {}"]  # fmt: skip
+LABELS = ["{0}", "({0})", "{0})", "**{0}**", "Option {0}", "choice ({0})", "[{0}]"]
+DENIALS = [
+    "{0} is incorrect.", "{0} is not the answer.", "{0} cannot be right.", "{0}, which is incorrect.", "{0} is out",
+    "{0} is wrong", "{0} isn't right", "{0} won't do", "{0} can’t hold",
+    "{0} can be excluded.", "{0} has been ruled out", "{0} was my first guess",
+    "{0} does not hold", "{0} is only half right", "{0} would be wrong", "{0} {1}", "{0} or {1}", "{0}, {1}",
+    "{0}; maybe {1}", "not {0}", "{0} is right if {1} is wrong", "{0} because of this, or {1}", "anything but {0}",
+]  # fmt: skip
+PRAISE = ["{0}", "{0}.", "{0} because the rest is wrong", "{0}, since it is so.", "{0} is correct.",
+          "{0} is the right answer", "{0} {2}", "{0}: {2}", "{0} - {2}", "{0}, {2}",
+          "{0} {2}, because it is.", "{2} ({3})"]  # fmt: skip
+
+
+def sayings(forms):
+    """Each form about each way to write the letter B, in each frame."""
+    for frame in FRAMES:
+        for label in LABELS:
+            for form in forms:
+                yield frame.format(form.format(label.format("B"), label.format("C"), "Paris", "B"))
+
+
+@pytest.mark.parametrize("place", ["anywhere", "last_line"])
+@pytest.mark.parametrize("choices", [CITIES, None])
+def test_a_denied_choice_is_no_choice(place, choices):
+    paid = [text for text in sayings(DENIALS) if multiple_choice(text, "B", choices, answer_from=place) != 0.0]
+    assert paid == []
+
+
+def test_a_choice_with_its_text_or_a_reason_is_paid():
+    unpaid = [text for text in sayings(PRAISE) if multiple_choice(text, "B", CITIES) != 1.0]
+    assert unpaid == []
+    assert [text for text in sayings(PRAISE) if multiple_choice(text, "A", CITIES) != 0.0] == []
+
+
+@catalogue(
+    "text",
+    [r"\boxed{B} is incorrect", "The answer is B. That is wrong.", "The answer is B. Rome",
+     "The correct option is B. Rome", r"\boxed{B \text{ is wrong}}", "B fails", "B) fails", "B) Ruled out",
+     "(B) Pariss", "Rome (B)", "Answer: Paris (C)", "(B) Paris, or (C)", "Paris is wrong. It is not B",
+     r"\boxed{\text{(B)}\ Rome}", "**B** is out"],
+)  # fmt: skip
+def test_words_around_a_choice_count(text):
+    assert multiple_choice(text, "B", CITIES) == 0.0, multiple_choice(text, "B", CITIES)
+
+
+@catalogue(
+    "text",
+    ["Choice B", "Answer: 5 (B)", "(B) the mitochondria", "B. Paris", r"\boxed{\textbf{(B)}\ 42}", "B: $x^2$",
+     "B - none of them", r"The answer is \textbf{(B) } 3:5.", "(B) It grows", "Answer: B. Because it is so"],
+)  # fmt: skip
+def test_without_the_choices_any_text_may_follow_a_marked_letter(text):
+    assert multiple_choice(text, "B") == 1.0, multiple_choice(text, "B")
+
+
+@pytest.mark.parametrize(
+    ("place", "text", "score"),
+    [
+        ("box", r"The answer is \boxed{B}", 1),
+        ("box", "The answer is B", 0),
+        ("box", r"\boxed{B is out}", 0),
+        ("box", r"\boxed{A} \boxed{B}", 0),
+        ("tag", "<answer>B</answer> for sure", 1),
+        ("tag", r"<answer>\boxed{B}</answer>", 1),
+        ("tag", r"\boxed{B}", 0),
+        ("last_line", "The answer is C.\nThe answer is (B).", 1),
+        ("last_line", "The answer is B.\nWhat a question", 0),
+        ("last_line", "B\n\n**\n", 1),
+        ("last_line", "The answer is C. The answer is B.", 0),
+        ("anywhere", "The answer is C.\nThe answer is (B).", 0),
+    ],
+)
+def test_a_choice_is_read_from_one_place(place, text, score):
+    assert multiple_choice(text, "B", CITIES, answer_from=place) == score
+    assert multiple_choice(text, "B", answer_from=place) == score
+
+
+def test_a_run_reads_choices_from_the_last_line():
+    with build_rewards(["multiple_choice"], training=True) as rewards:
+        assert rewards.components[0].settings["answer_from"] == "last_line"
+    with pytest.raises(ConfigError, match="answer_from = 'top'"):
+        multiple_choice("B", "B", answer_from="top")  # pyright: ignore[reportArgumentType]
+
+
 def test_a_gold_choice_is_a_letter_an_index_or_a_text():
-    for gold in ("C", "(C)", 2, "Oslo"):
+    for gold in ("C", "(C)", 2, "Oslo", "(C) Oslo", "C. It is in the north", "Oslo (C)"):
         assert multiple_choice("C", gold, CITIES) == 1.0
     assert multiple_choice("2", "2", {"text": CITIES, "label": ["1", "2", "3", "4"]}) == 1.0
-    for gold in (None, "", 7, "Lima", True):
+    for gold in (None, "", 7, "Lima", True, "C) Rome", "A, C", "A C"):
         with pytest.raises(DataError, match="names no choice"):
             multiple_choice("C", gold, CITIES)
 

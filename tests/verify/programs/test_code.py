@@ -150,6 +150,18 @@ def test_test_functions_that_import_the_solution_are_run():
     assert judged("def f(n):\n    return 3\n", test=test).reason == "wrong"
 
 
+def test_a_script_calls_an_imported_name_by_its_name_in_the_script():
+    test = "from solution import f as double\n\ndef test_it():\n    assert double(2) == 4\n"
+    assert judged(DOUBLE, test=test) == 1.0
+
+
+@pytest.mark.parametrize("test", ["if False:\n    assert f(2) == 4", "import sys\nif sys.argv[5:]:\n    assert f(1)"])
+def test_a_script_that_calls_nothing_is_not_passed(test):
+    verdict = judged(DOUBLE, test=f"from solution import f\n{test}\n")
+    assert (verdict.score, verdict.reason) == (0.0, "error")
+    assert "without a call of the program" in verdict.detail
+
+
 def test_each_call_meets_a_fresh_process():
     program = "calls = []\ndef f(n):\n    calls.append(n)\n    return len(calls)\n"
     assert judged(program, test_list=["assert f(1) == 1", "assert f(2) == 1"]) == 1.0

@@ -1,5 +1,7 @@
 """Which part of a completion counts as the program."""
 
+import itertools
+
 import pytest
 
 from posttrain.verify.programs.program import find_program
@@ -39,12 +41,50 @@ def test_without_a_function_the_last_python_block_counts():
     assert find_program(block("print(1)\n") + block("print(2)\n")).source == "print(2)\n"
 
 
+PROGRAM = "print(int(input()) + 1)\n"
+
+
+@pytest.mark.parametrize(
+    "example",
+    ["Input: 1\nOutput: 2\n", "1\n", "1 2 3\n6\n", "2\n", "yes\n", "3, 4\n", "Sample: (1, 2)\n", "$ python f.py\n",
+     "'x'\n", "x\n", "1 + 1\n", "[1, 2]\n", "", ">>> 1\n", "n: 3\n\nanswer: 4\n"],
+)  # fmt: skip
+@pytest.mark.parametrize("language", ["python", "py", "Python3", ""])
+def test_an_example_of_input_and_output_is_not_the_program(example, language):
+    shown = "Example:\n" + block(example, "")
+    assert find_program(block(PROGRAM, language) + shown).source == PROGRAM
+    assert find_program(shown + block(PROGRAM, language) + shown * 2).source == PROGRAM
+
+
+@pytest.mark.parametrize("example", ["x = 1\n", "print(2)\n", "total(3)\n", "Result = 4\n"])
+def test_an_example_that_could_be_code_does_not_replace_a_block_fenced_as_python(example):
+    assert find_program(block(PROGRAM) + block(example, "")).source == PROGRAM
+
+
+KINDS = {"python": "print({})\n", "": "print({})\n", "example": "Input: {}\nOutput: 2\n", "text": "print({})\n"}
+
+
+@pytest.mark.parametrize("kinds", list(itertools.product(KINDS, repeat=3)))
+def test_one_block_runs_and_its_place_and_fence_choose_it(kinds):
+    """What the blocks print, and so which one is right, has no say. All sequences of three."""
+
+    def place(*numbers: int) -> int | None:
+        sources = [KINDS[kind].format(number) for kind, number in zip(kinds, numbers, strict=True)]
+        fences = ["" if kind == "example" else kind for kind in kinds]
+        found = find_program("".join(map(block, sources, fences)))
+        return sources.index(found.source) if found.source else None
+
+    expected = [at for kind in ("python", "", "example") for at in (2, 1, 0) if kinds[at] == kind]
+    assert {place(*numbers) for numbers in itertools.permutations((1, 2, 3))} == {expected[0] if expected else None}
+
+
 @pytest.mark.parametrize(
     ("completion", "truncated", "reason"),
     [
         ("", False, "no_answer"),
         ("I do not know.", False, "no_answer"),
         ("42", False, "no_answer"),
+        ("Answer: 42", False, "no_answer"),
         (block("1 2\n", "text"), False, "no_answer"),
         ("<think>" + block(ONE), False, "no_answer"),
         ("<think>" + block(ONE), True, "truncated"),

@@ -192,3 +192,107 @@ def test_kodcode_imports_the_functions_and_names_its_tests():
     assert script.functions == (("f", "f"),)
     assert "import" not in script.source
     assert script.source.endswith("test_one()\ntest_two()")
+
+
+def script_of(*lines: str, names: str = "f, g, Stack, LIMIT, MyError") -> str:
+    return "\n".join([f"from solution import {names}", "def test_it():", *(f"    {line}" for line in lines)])
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["s = Stack()", "s.push(1)", "assert s.pop() == 1"], "uses .push of what Stack returns"),
+        (["s = t = Stack(3)", "assert t.size == 3"], "uses .size of what Stack returns"),
+        (["s = Stack()", "s.left = f(1)", "assert g(s) == 1"], "uses .left of what Stack returns"),
+        (["assert Stack().peek() is None"], "uses .peek of what Stack returns"),
+        (["assert Stack.empty().pop() == 1"], "uses Stack other than by calling it: Stack.empty"),
+        (["assert LIMIT == 10"], "uses LIMIT other than by calling it: LIMIT == 10"),
+        (["assert 9 < LIMIT"], "uses LIMIT other than by calling it: 9 < LIMIT"),
+        (["assert LIMIT[0] == 10"], r"LIMIT other than by calling it: LIMIT\[0\]"),
+        (["assert f(1) == LIMIT * 2"], r"LIMIT other than by calling it: LIMIT \* 2"),
+        (["assert len(LIMIT) == 10"], "LIMIT other than by calling it"),
+        (["assert LIMIT"], "LIMIT other than by calling it"),
+        (["assert isinstance(f(1), Stack)"], "Stack other than by calling it"),
+        (["for n in LIMIT:", "    assert f(n)"], "LIMIT other than by calling it"),
+        (["assert [f(n) for n in LIMIT] == [1]"], "LIMIT other than by calling it"),
+        (["try:", "    f(1)", "    assert False", "except MyError:", "    pass"], "MyError other than by calling it"),
+        (["try:", "    f(1)", "    assert False", "except (ValueError, TypeError):", "    assert -LIMIT"], "LIMIT"),
+        (["assert f(lambda y: y + 1, 1) == 2"], "a function as an argument of f"),
+        (["assert f(1, key=lambda y: y) == 2"], "a function as an argument of f"),
+        (["assert f([len, abs]) == 2"], "a function as an argument of f"),
+        (["assert f({'a': len}) == 2"], "a function as an argument of f"),
+        (["assert f(*[len]) == 2"], "a function as an argument of f"),
+        (["def twice(n):", "    return 2 * n", "assert f(twice, 2) == 4"], "a function as an argument of f"),
+        (["assert f(g, 2) == 4"], "a function as an argument of f"),
+        (["assert f(LIMIT) == 4"], "a function as an argument of f"),
+        (["@f", "def slow():", "    return 1", "assert slow() == 1"], "f other than by calling it"),
+    ],
+)
+def test_a_script_that_no_program_can_pass_is_an_error_of_the_data(lines, message):
+    with pytest.raises(DataError, match=message):
+        read_suite({"test": script_of(*lines)})
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["r = f(1)", "r.sort()", "assert r == [1]"],
+        ["assert f('a').strip().upper() == 'A'"],
+        ["s = Other(f(1))", "assert s.size == 1"],
+        ["s = f(1)", "s = Other(s)", "assert s.size == 1"],
+        ["assert list(map(f, [1, 2])) == [1, 2]"],
+        ["assert sorted([2, 1], key=f) == [1, 2]"],
+        ["assert max([2, 1], key=f) == 1"],
+        ["for one in (f, g):", "    assert one(1) == 2"],
+        ["h = f", "assert h(1) == 2"],
+        ["run(f, 1)", "assert g(1)"],
+        ["assert callable(f)", "assert f is not None", "assert f(1)"],
+        ["input = [1]", "assert f(input) == 2"],
+        ["assert f([n * n for n in range(3)], reverse=True) == 2"],
+        ["assert f(n for n in range(3)) == 2"],
+        ["assert f(int('3'), *[1, 2], **{'k': 1}) == 2"],
+        ["assert all(map(lambda n: f(n) == n, [1, 2]))"],
+        ["try:", "    f(-1)", "    assert False", "except ValueError as error:", "    assert str(error)"],
+        ["assert (lambda g: g)(3) == f(3)", "g = 3", "assert f(2) == g"],
+        ["f(1)", "pass", "assert f(2) == 3 and g(2)"],
+    ],
+)
+def test_a_script_that_a_program_may_pass_is_read(lines):
+    [script] = suite_of(test=script_of(*lines))
+    assert isinstance(script, Script)
+
+
+def test_other_forms_of_scripts_are_checked_too():
+    for row in (
+        {"test_list": ["s = Stack(2)\nassert s.size == 2"]},
+        {"test_list": ["assert set(f(lambda n: n)) == {1}"]},
+        {"test": "def check(candidate):\n    assert sorted(candidate(lambda n: n)) == [1]\n", "entry_point": "f"},
+        {"test": "def check(candidate):\n    s = candidate(1)\n    assert s.size == 1\n", "entry_point": "f"},
+        {"test": "assert sorted(f(len)) == [1]", "entry_point": "f"},
+    ):
+        with pytest.raises(DataError, match="a test that uses"):
+            read_suite(row)
+    [call] = suite_of(test="def check(candidate):\n    assert candidate(lambda n: n, 1) == 1\n", entry_point="f")
+    assert call == Call("f(lambda n: n, 1)", "equal", 1)  # the whole call runs beside the program
+
+
+@pytest.mark.parametrize(
+    ("test", "message"),
+    [
+        ("class TestF:\n    def test_it(self):\n        assert f(1) == 2\n", "asserts nothing"),
+        ("async def test_it():\n    assert f(1) == 2\n", "asserts nothing"),
+        ("def works():\n    assert f(1) == 2\n", "asserts nothing"),
+        ("def test_it(n):\n    assert f(n) == 2\n", r"a test function with parameters: test_it\(n\)"),
+        ("def test_it(*, n):\n    assert f(n) == 2\n", r"a test function with parameters: test_it\(\*, n\)"),
+    ],
+)
+def test_assertions_that_would_not_run_are_an_error_of_the_data(test, message):
+    with pytest.raises(DataError, match=message):
+        read_suite({"test": f"from solution import f\n\n{test}"})
+
+
+def test_an_imported_name_may_have_another_name_in_the_tests():
+    [script] = suite_of(
+        test="from solution import f as g\nfrom main import *\n\ndef test_it(n=1):\n    assert g(n) == 2\n"
+    )
+    assert script.functions == (("g", "f"),)

@@ -147,11 +147,13 @@ def _run(program: str, script: Script, bench: Bench) -> Problem | None:
     limits = Limits(wall=left, cpu=left, memory=usual.memory, output=usual.output, message=usual.message)
     with bench.sandbox.start(script_driver(), limits=limits) as checker:
         checker.send(dump(task))
-        for _ in range(MAX_CALLS):
+        for calls in range(MAX_CALLS):
             message = _next(checker, bench)
             if isinstance(message, Problem):
                 return message
             if "call" not in message:
+                if message["passed"] is True and not calls:
+                    return Problem("error", "the tests held without a call of the program, so they say nothing")
                 return None if message["passed"] is True else _failed(message)
             answer = bench.ask({"program": program, "setup": "", "expression": "", **message["call"]})
             if isinstance(answer, Problem):

@@ -5,8 +5,8 @@
     >>> find_program("I do not know.").reason
     'no_answer'
 
-The block is chosen by its place and by whether it defines the required function, and never by which one passes. A
-completion with several programs is therefore judged by one of them.
+The block is chosen by its place, its language and whether it defines the required function, and never by which one
+passes. A completion with several programs is therefore judged by one of them.
 """
 
 from __future__ import annotations
@@ -61,8 +61,7 @@ def find_program(completion: Any, *, prompt: str = "", function: str | None = No
     if truncated and blocks and not blocks[-1].closed:
         return Found(reason="truncated")
     if blocks:
-        wanted = [block.source for block in blocks if defines(block.source, function)]
-        source = (wanted or [block.source for block in blocks])[-1]
+        source = _chosen(blocks, function)
     elif _FENCE.search(answer):
         return nothing
     else:
@@ -94,6 +93,18 @@ def after_reasoning(text: str) -> str | None:
 class Block:
     source: str
     closed: bool
+    named: bool
+    """Whether the fence names Python."""
+
+
+def _chosen(blocks: Sequence[Block], function: str | None) -> str:
+    """The program among the blocks: the last one that defines the function, else that is fenced as Python, else that is
+    code, else the last one. A block without a language behind the program often shows its input and output.
+    """
+    chosen = [block for block in blocks if defines(block.source, function)]
+    chosen = chosen or [block for block in blocks if block.named]
+    chosen = chosen or [block for block in blocks if _is_code(block.source)]
+    return (chosen or blocks)[-1].source
 
 
 def python_blocks(text: str) -> Iterator[Block]:
@@ -104,10 +115,15 @@ def python_blocks(text: str) -> Iterator[Block]:
             opening = fence
         elif fence["fence"].startswith(opening["fence"]) and not fence["language"]:
             if opening["language"].lower() in PYTHON:
-                yield Block(textwrap.dedent(text[opening.end() + 1 : fence.start()]), closed=True)
+                yield _block(text, opening, fence.start(), closed=True)
             opening = None
     if opening is not None and opening["language"].lower() in PYTHON:
-        yield Block(textwrap.dedent(text[opening.end() + 1 :]), closed=False)
+        yield _block(text, opening, len(text), closed=False)
+
+
+def _block(text: str, opening: re.Match[str], end: int, *, closed: bool) -> Block:
+    """The block between its opening fence and `end`."""
+    return Block(textwrap.dedent(text[opening.end() + 1 : end]), closed=closed, named=opening["language"] != "")
 
 
 def parses(source: str) -> bool:
@@ -156,13 +172,15 @@ def _parsed(source: str, fenced: bool) -> str | None:
 
 
 def _is_code(text: str) -> bool:
-    """Whether the text is Python with an effect. Prose such as `42` or `yes` parses too."""
+    """Whether the text is Python with an effect. Prose such as `42`, `yes` or `Input: 1` parses too."""
     tree = tree_of(textwrap.dedent(text))
-    return tree is not None and any(not isinstance(node, ast.Expr) or _calls(node) for node in tree.body)
+    return tree is not None and any(_has_effect(node) for node in tree.body)
 
 
-def _calls(node: ast.Expr) -> bool:
-    return any(isinstance(part, ast.Call) for part in ast.walk(node))
+def _has_effect(node: ast.stmt) -> bool:
+    if isinstance(node, ast.Expr) or (isinstance(node, ast.AnnAssign) and node.value is None):
+        return any(isinstance(part, ast.Call) for part in ast.walk(node))
+    return True
 
 
 def _complete(source: str, prompt: str, function: str | None) -> str | None:

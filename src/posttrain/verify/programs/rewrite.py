@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import copy
 import re
 import sys
 from collections.abc import Iterable, Iterator
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from posttrain.errors import DataError
+from posttrain.verify.programs.stubs import check_stubs
 
 BUILTIN_NAMES = frozenset(dir(builtins))
 PROGRAM_MODULES = frozenset({"solution", "main"})
@@ -68,6 +70,7 @@ def rewrite_assertion(test: str, setup: str = "", prelude: str = "") -> list[Cal
     whole = [call for call in calls if call is not None]
     if len(whole) == len(calls):
         return list(whole)
+    check_stubs(tree, functions)
     return [Script("\n".join(part for part in (prelude, setup, test) if part), _as_they_are(functions))]
 
 
@@ -87,6 +90,7 @@ def rewrite_check(test: str, entry_point: str, helpers: str = "") -> list[Call |
     whole = [call for call in calls if call is not None]
     if whole and len(whole) == len(calls):
         return list(whole)
+    check_stubs(ast.Module([node for node in tree.body if node is not check] + check.body, []), {candidate})
     name = entry_point if entry_point.isidentifier() else "candidate_"
     return [Script(f"{test}\n\ncheck({name})\n", ((name, entry_point),), helpers)]
 
@@ -99,14 +103,35 @@ def rewrite_script(test: str, entry_point: str | None, helpers: str = "") -> lis
     """
     tree = _parse(test)
     imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module in PROGRAM_MODULES]
-    functions = {entry_point} if entry_point else {alias.name for node in imported for alias in node.names}
-    functions = functions or _functions(tree, defined=set())
-    if not functions or not _asserts(tree):
+    names = [alias for node in imported for alias in node.names if alias.name != "*"]
+    functions = {alias.asname or alias.name: alias.name for alias in names}
+    functions = {entry_point: entry_point} if entry_point else functions
+    functions = functions or {name: name for name in _functions(tree, defined=set())}
+    tests = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    if not functions or not _asserts(tree) or not (tests or any(map(_runs, tree.body))):
         raise _asserts_nothing(test)
-    tests = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")]
+    _check_without_fixtures(tests)
+    check_stubs(tree, set(functions))
     tree.body = [node for node in tree.body if node not in imported]
-    source = test if not imported and not tests else "\n".join([ast.unparse(tree), *(f"{name}()" for name in tests)])
-    return [Script(source, _as_they_are(functions), helpers)]
+    calls = [f"{node.name}()" for node in tests]
+    source = test if not imported and not tests else "\n".join([ast.unparse(tree), *calls])
+    return [Script(source, tuple(sorted(functions.items())), helpers)]
+
+
+def _runs(node: ast.stmt) -> bool:
+    """Whether a statement of a script does more than define a name."""
+    definitions = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Import, ast.ImportFrom)
+    return not isinstance(node, definitions) and not _says_nothing(node)
+
+
+def _check_without_fixtures(tests: list[ast.FunctionDef]) -> None:
+    for node in tests:
+        if len(node.args.posonlyargs + node.args.args) > len(node.args.defaults) or None in node.args.kw_defaults:
+            raise DataError(
+                given=f"a test function with parameters: {node.name}({ast.unparse(node.args)})",
+                allowed="test functions without parameters; pytest's fixtures and parametrize are not run",
+                fix="Write the cases into the function, or drop these rows.",
+            )
 
 
 def _asserts(tree: ast.Module) -> bool:
@@ -232,14 +257,14 @@ def _says_nothing(node: ast.stmt) -> bool:
 
 
 def _renamed(node: ast.stmt, old: str, new: str) -> ast.stmt:
-    """The statement with `candidate` replaced by the function itself."""
+    """A copy of the statement with `candidate` replaced by the function itself."""
     replacement = ast.parse(new, mode="eval").body
 
     class Rename(ast.NodeTransformer):
         def visit_Name(self, name: ast.Name) -> ast.expr:
             return replacement if name.id == old else name
 
-    return Rename().visit(node)
+    return Rename().visit(copy.deepcopy(node))
 
 
 def _as_they_are(functions: set[str]) -> tuple[tuple[str, str], ...]:
