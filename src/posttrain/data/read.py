@@ -331,8 +331,26 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
     for batch in parquet.ParquetFile(path).iter_batches(PARQUET_ROWS):
         for values in batch.to_pylist():
-            yield _as_row(values, f"{path.name}, row {number}")
+            yield _as_row(without_fillings(values), f"{path.name}, row {number}")
             number += 1
+
+
+_CALLS = ("tools", "tool_calls", "function_call")
+
+
+def without_fillings(value: Any, *, inside: bool = False) -> Any:
+    """A value of a row without the keys with null inside tools and tool calls. Arrow, in which Parquet and `datasets`
+    hold rows, gives all objects of a column the same keys: a call gets the arguments of other calls, as null.
+
+    >>> without_fillings({"answer": None, "tool_calls": [{"name": "f", "arguments": {"x": 1, "of_g": None}}]})
+    {'answer': None, 'tool_calls': [{'name': 'f', 'arguments': {'x': 1}}]}
+    """
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if not (inside and one is None)}
+        return {key: without_fillings(one, inside=inside or key in _CALLS) for key, one in kept.items()}
+    if isinstance(value, list):
+        return [without_fillings(one, inside=inside) for one in value]
+    return value
 
 
 def _as_row(values: Any, origin: str) -> Row:
@@ -355,4 +373,4 @@ def _hub_rows(source: str, split: str) -> Iterator[Row]:
     """Read a dataset of the Hugging Face Hub, `name` or `name:config`, or a saved one. HF_HOME, HF_HUB_OFFLINE and
     HF_TOKEN have their usual effect."""
     for number, values in enumerate(hub_dataset(source, split)):
-        yield _as_row(dict(values), f"{source} [{split}], row {number}")
+        yield _as_row(without_fillings(dict(values)), f"{source} [{split}], row {number}")
