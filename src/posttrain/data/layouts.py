@@ -22,6 +22,7 @@ from posttrain.data.messages import (
     implicit_dialogue,
     implicit_prompt,
     is_dialogue,
+    joined,
     with_system,
 )
 
@@ -241,7 +242,10 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
     if chosen == rejected:
         raise Unusable("chosen and rejected are the same")
     if prompt is None or _begins_before(chosen) or _begins_before(rejected):
+        given = prompt
         prompt, chosen, rejected = implicit_prompt(chosen, rejected)
+        if given is not None and prompt and not isinstance(prompt, str):
+            prompt = joined(_turns_of(given), prompt)
     if not prompt:
         raise Unusable("no prompt, and chosen and rejected do not begin alike")
     if not all(answer.strip() if isinstance(answer, str) else answer for answer in (chosen, rejected)):
@@ -254,6 +258,12 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
 def _begins_before(answer: Text) -> bool:
     """Whether the messages of an answer begin with earlier turns."""
     return not isinstance(answer, str) and answer[0]["role"] != "assistant"
+
+
+def _turns_of(prompt: Text) -> Messages:
+    if not isinstance(prompt, str):
+        return prompt
+    return as_dialogue(prompt) if is_dialogue(prompt) else [{"role": "user", "content": prompt}]
 
 
 def margin_of(values: Values) -> float | None:

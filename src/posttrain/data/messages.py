@@ -240,6 +240,30 @@ def implicit_dialogue(chosen: str, rejected: str) -> tuple[str, str, str]:
     return chosen[:same], chosen[same:], rejected[same:]
 
 
+def joined(prompt: Messages, begin: Messages) -> Messages:
+    """The turns of a prompt with the turns `begin` with which its answers begin: these may repeat the prompt, its last
+    turns, or nothing of it. No turn is lost. Raises `Unusable` if they contradict each other."""
+    if any(all(map(_same, prompt, begin[n:])) for n in range(len(begin) - len(prompt) + 1)):
+        return begin
+    length = min(len(prompt), len(begin))
+    same = next((n for n in range(length, 0, -1) if all(map(_same, prompt[-n:], begin))), 0)
+    whole = [*prompt, *begin[same:]]
+    repeats = not same and any(_same(one, other) for one in prompt for other in begin)
+    try:
+        check_turns(whole)
+    except Unusable:
+        repeats = True
+    if repeats or any(message["role"] == "system" for message in whole[1:]):
+        raise Unusable("chosen and rejected begin with turns that do not follow the prompt")
+    return whole
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two turns say the same, apart from white space at their ends."""
+    sides = [(turn["role"], turn["content"].strip(), turn.get("tool_calls")) for turn in (one, other)]
+    return sides[0] == sides[1]
+
+
 def _common(one: str, other: str) -> int:
     differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
     return next(differ, min(len(one), len(other)))
