@@ -23,6 +23,7 @@ from posttrain.data.messages import (
     implicit_prompt,
     is_dialogue,
     joined,
+    messages_in,
     with_system,
 )
 
@@ -51,8 +52,13 @@ def text(values: Values, column: str) -> str:
 
 
 def text_or_messages(values: Values, column: str) -> Text:
+    """Text, or messages, which may be JSON text."""
     value = cell(values, column)
-    return value if isinstance(value, str) else conversation(values, column)
+    try:
+        is_text = isinstance(value, str) and messages_in(value) is None
+    except Unusable as reason:
+        raise Unusable(f"{column}: {reason}") from None
+    return value if is_text else conversation(values, column)
 
 
 def prompt_cell(values: Values, column: str) -> Text:
@@ -72,6 +78,13 @@ def answer_cell(values: Values, column: str) -> Text:
 
 def answer_cells(values: Values, chosen: str = "chosen", rejected: str = "rejected") -> tuple[Text, Text]:
     return answer_cell(values, chosen), answer_cell(values, rejected)
+
+
+def not_empty(answer: Any) -> Any:
+    """The answer, text or messages, if it says something."""
+    if not answer or (isinstance(answer, str) and not answer.strip()):
+        raise Unusable("an empty answer")
+    return answer
 
 
 def with_tools(found: dict[str, Any], values: Values) -> dict[str, Any]:
@@ -141,7 +154,7 @@ def read_messages(values: Values, column: str = "messages") -> dict[str, Any]:
 def read_completion(values: Values, prompt: str = "prompt", completion: str = "completion") -> dict[str, Any]:
     """Read a prompt and a completion. The columns may have other names; an instruction may have an input."""
     question = asked(values) if prompt == "instruction" else prompt_cell(values, prompt)
-    answer = text_or_messages(values, completion)
+    answer = not_empty(text_or_messages(values, completion))
     if not isinstance(answer, str) and not any(message["role"] == "assistant" for message in answer):
         raise Unusable(f"{completion} without an assistant turn")
     return with_tools({"prompt": question, "completion": answer}, values)
@@ -153,7 +166,7 @@ def read_response(values: Values, prompt: str) -> dict[str, Any]:
 
 def read_alpaca(values: Values) -> dict[str, Any]:
     """Read a row of Alpaca. With a history it is a conversation, and data.train_on says which answers are trained."""
-    question, output = asked(values), text(values, "output")
+    question, output = asked(values), not_empty(text(values, "output"))
     if values.get("history"):
         return with_tools({"messages": as_messages([*question, {"role": "assistant", "content": output}])}, values)
     return with_tools({"prompt": question, "completion": output}, values)
@@ -248,8 +261,8 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
             prompt = joined(_turns_of(given), prompt)
     if not prompt:
         raise Unusable("no prompt, and chosen and rejected do not begin alike")
-    if not all(answer.strip() if isinstance(answer, str) else answer for answer in (chosen, rejected)):
-        raise Unusable("an empty answer")
+    for answer in (chosen, rejected):
+        not_empty(answer)
     found: dict[str, Any] = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     margin = margin_of(values)
     return with_tools(found | ({} if margin is None else {"margin": margin}), values)
@@ -303,10 +316,7 @@ def read_message_rating(values: Values) -> dict[str, Any]:
 
 
 def _judged(values: Values, column: str = "completion") -> Text:
-    answer = answer_cell(values, column)
-    if isinstance(answer, str) and not answer.strip():
-        raise Unusable("an empty answer")
-    return answer
+    return not_empty(answer_cell(values, column))
 
 
 def _last_turn(values: Values, column: str) -> dict[str, Any]:

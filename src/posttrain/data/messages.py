@@ -44,6 +44,8 @@ def as_messages(value: Any, *, system: Any = None) -> Messages:
 
     Raises `Unusable` with the reason if that is impossible.
     """
+    if isinstance(value, str) and (value := messages_in(value)) is None:
+        raise Unusable("text, not messages")
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -186,6 +188,35 @@ def check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 # --- texts that are conversations ------------------------------------------------------------------------------------
+
+_SAYS_ROLE = re.compile(rf"""(['"])(?:role|from)\1\s*:\s*(['"])(?:{"|".join(ROLES)})\2""")
+_BEGINS = re.compile(r"""\[?\s*\{\s*(['"])(?:role|from|content|value)\1\s*:""")
+
+
+def messages_in(text: str) -> list[Any] | None:
+    """The messages that a text holds as JSON, as in a cell of CSV; None for any other text. Raises `Unusable` for
+    messages in another notation, such as Python's.
+
+    >>> messages_in('[{"role": "user", "content": "Hi!"}]'), messages_in('[{"from": 1990, "value": 3}]')
+    ([{'role': 'user', 'content': 'Hi!'}], None)
+    """
+    text = text.strip()
+    if not text.startswith(("[", "{")) or not text.endswith(("]", "}")) or not _SAYS_ROLE.search(text):
+        return None
+    try:
+        found = _parsed(text, "messages")
+    except Unusable:
+        if _BEGINS.match(text):
+            raise Unusable("messages as text that is not JSON: write JSON, with json.dumps") from None
+        return None
+    turns = [found] if isinstance(found, dict) else found
+    return turns if all(map(_is_turn, turns)) else None
+
+
+def _is_turn(value: Any) -> bool:
+    said = ("content", "value", "tool_calls", "function_call")
+    return isinstance(value, dict) and bool({"role", "from"} & set(value)) and any(key in value for key in said)
+
 
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
