@@ -115,6 +115,11 @@ def test_gsm8k_is_read_whole():
         ("header.csv", "prompt,answer\n", "header.csv holds no rows"),
         ("wide.csv", "a,b\n1,2,3\n", r"wide.csv, line 2: its number of fields differs from the header's 2"),
         ("narrow.csv", "a,b\n1\n", r"narrow.csv, line 2: its number of fields differs"),
+        ("twice.csv", "a,b,a\n1,2,3\n", r"twice.csv, line 1: 2 columns are named 'a'; allowed: a name of its own"),
+        ("twice.csv.gz", 'a,"a"\n', r"twice.csv.gz, line 1: 2 columns are named 'a'"),
+        ("semicolons.csv", "a;b\n1;2\n", r"semicolons.csv, line 1: .* separated by ';'; allowed: .*commas"),
+        ("tabs.csv", "a\tb\n1\t2\n", r"tabs.csv, line 1: one column 'a\\tb': its columns are separated by '\\t'"),
+        ("bars.csv", "a|b\n1|2,3\n", r"bars.csv, line 1: .* separated by '\|'(.|\n)*sep='\|'"),
         ("quotes.csv", 'a,b\n1,"open\n', r"quotes.csv, line 2: broken CSV \(unexpected end of data\)"),
         (
             "latin.jsonl",
@@ -128,6 +133,15 @@ def test_gsm8k_is_read_whole():
 def test_what_is_broken_is_named_by_file_and_line(write, name, content, message):
     with pytest.raises(DataError, match=message):
         read_rows(str(write(name, content)))
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [("a", 1), ("a;b,c", 2), ("a,A", 2), ("a,,", 3), (",a", 2), ("a b", 1), ('"a,b"', 1), ("a,a ", 2), ("a:b", 1)],
+)
+def test_other_headers_of_csv_are_read(write, header, columns):
+    (row,) = read_rows(str(write("rows.csv", f"{header}\n{','.join('x' * columns)}\n")))
+    assert set(row.values.values()) == {"x"}
 
 
 def test_a_cut_gzip_file_is_an_error(tmp_path):

@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -310,6 +311,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         csv.field_size_limit(LONGEST_LINE)
         reader = csv.DictReader(file, strict=True)
         try:
+            _require_header(reader.fieldnames or [], path)
             for values in reader:
                 if None in values or None in values.values():
                     raise DataError(
@@ -325,6 +327,25 @@ def _csv_rows(path: Path) -> Iterator[Row]:
                 allowed="CSV with a header line",
                 fix="Fix the quotes in that line.",
             ) from None
+
+
+def _require_header(names: Sequence[str], path: Path) -> None:
+    """Refuse a header that names a column twice, because only one of them would be read, and a file with another
+    separator. Several columns without a name, as spreadsheets write them, are no loss."""
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise DataError(
+            given=f"{path.name}, line 1: {Counter(names)[twice]} columns are named {twice!r}",
+            allowed="a name of its own for each column",
+            fix="Rename or remove one of them.",
+        )
+    other = next((f"{sign!r}" for sign in (";", "\t", "|") if len(names) == 1 and sign in names[0]), None)
+    if other is not None:
+        raise DataError(
+            given=f"{path.name}, line 1: one column {names[0]!r}: its columns are separated by {other}",
+            allowed="columns separated by commas",
+            fix=f"Save it with commas: pandas.read_csv(file, sep={other}).to_csv(file, index=False).",
+        )
 
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
