@@ -103,7 +103,7 @@ def test_the_report_is_plain_json(write, tokenizer):
     found = json.loads(json.dumps(report.to_json()))
     assert found["usable"] is True
     assert found["uses"][0]["lengths"]["whole row"]["longest"] == 4
-    assert found["uses"][0]["dropped"] == {"prompt: message without role and content": 1}
+    assert found["uses"][0]["dropped"] == {"prompt: message without role and content": 1, "an empty answer": 1}
     assert found["uses"][0]["dropped_rows"][0]["origin"] == "rows.jsonl:3"
 
 
