@@ -98,12 +98,12 @@ def test_what_cannot_be_read_is_an_error(write):
 
 
 def test_the_report_is_plain_json(write, tokenizer):
-    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": ""}, {"prompt": ["x"], "completion": "c"}]
+    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "d"}, {"prompt": ["x"], "completion": "c"}]
     report = inspect_data(str(write("rows.jsonl", jsonl(*rows))), tokenizer=tokenizer)
     found = json.loads(json.dumps(report.to_json()))
     assert found["usable"] is True
     assert found["uses"][0]["lengths"]["whole row"]["longest"] == 4
-    assert found["uses"][0]["dropped"] == {"prompt: message without role and content": 1, "an empty answer": 1}
+    assert found["uses"][0]["dropped"] == {"prompt: message without role and content": 1}
     assert found["uses"][0]["dropped_rows"][0]["origin"] == "rows.jsonl:3"
 
 
