@@ -607,6 +607,9 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("temperature=1", "Did you mean sampling.temperature or evaluation.temperature?"),
         ("sampling.groupsize=4", "Did you mean sampling.group_size?"),
         ("sampling.temprature=4", "Did you mean sampling.temperature?"),
+        ("train.micro_batch_tokens=4", "Did you mean train.tokens_per_microbatch?"),
+        ("tokens_per_micro_batch=4", "Did you mean train.tokens_per_microbatch?"),
+        ("train.chunk_tokens=4", "Did you mean train.logprob_chunk_tokens?"),
         ("presett=smoke", "Did you mean preset?"),
         ("samplng={}", "Did you mean sampling?"),
         ("rewards.0.func=x", "Did you mean rewards.function?"),
@@ -699,6 +702,21 @@ def test_an_unknown_key_leads_to_ours_or_to_the_reason(override, hint):
     assert f"{key} = " in message
     assert "is not a setting" in message
     assert hint in message
+
+
+KEYS = [key for key in setting_names() if not key.startswith("algorithm.")]
+
+
+@given(st.sampled_from([key for key in KEYS if min(map(len, key.rpartition(".")[2].split("_"))) >= 3]), st.data())
+def test_the_words_of_a_key_in_another_order_lead_to_it(key, data):
+    """Unless the words lead to another library's key, or to several of ours."""
+    section, _, name = key.rpartition(".")
+    words = data.draw(st.permutations(name.split("_")))
+    path = f"{section}.{'_'.join(words)}".lstrip(".")
+    said = [one for one in KEYS if all(word in one.rpartition(".")[2].replace("_", "") for word in words)]
+    here = [one for one in said if one.rpartition(".")[0] == section]
+    if len(words) > 1 and here == [key] and path not in KEYS and config_names.foreign(path, "1", ()) is None:
+        assert key in config_names.suggest(path, "1", KEYS).text
 
 
 @catalogue(

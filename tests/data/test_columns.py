@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from tests.data.samples import jsonl, rows_of
 
 from posttrain.config import DataConfig
 from posttrain.data import inspect_data
-from posttrain.data.columns import _BETTER, _WORSE, better_side, is_tie, two_answers
+from posttrain.data.columns import _BEFORE_A_SIDE, _BETTER, _WORSE, better_side, is_tie, two_answers
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import detect
 from posttrain.data.split import read_split
@@ -74,6 +75,15 @@ VERDICTS = [
     (("output_1", "output_2"), [1, 2, "2", "output_1"], [0, 1, 1, 0]),
     (("response_0", "response_1"), [0, 1, "1"], [0, 1, 1]),
     (("answer_a", "answer_b"), ["first", "second"], [0, 1]),
+    (("response_0", "response_1"), [1.0, 0.0, "1.0", "0.00"], [1, 0, 1, 0]),
+    (("output_1", "output_2"), [1.0, 2.0, "model 2", "winner-output_1"], [0, 1, 1, 0]),
+    (
+        ("response_a", "response_b"),
+        ["A>B", "B >> A", "a<b", "response_b > response_a", "model_a>model_b"],
+        [0, 1, 1, 1, 0],
+    ),
+    (("response_1", "response_2"), ["1 > 2", "2 > 1", "1<<2"], [0, 1, 1]),
+    (("reply_of_bot_a", "reply_of_bot_b"), ["bot_a", "Bot B"], [0, 1]),
 ]
 
 
@@ -85,11 +95,44 @@ def test_two_answers_and_a_verdict_are_pairs_and_ties_are_left_out(sides, verdic
     assert tie == Dropped(f"rows:{len(rows)}", "a tie")
 
 
-@pytest.mark.parametrize("verdicts", [(0, 1), ("left", "right"), (1, 0, 2), ("A", "C"), (-2, 3)])
-def test_a_verdict_that_may_mean_either_is_not_guessed(verdicts):
-    rows = [{"prompt": "a?", "response_a": "x", "response_b": "y", "preference": one} for one in verdicts]
+UNCLEAR = [
+    ("ab", [(0, 1), ("left", "right"), (1, 0, 2), ("A", "C"), (-2, 3), ("not a", "not b"), ("worse_a", "worse_b")]),
+    ("ab", [("a b", "b a"), ("a/b", "b/a"), ("a, b", "b, a"), ("a>a",), ("a>b>a",), ("a is worse than b",), ("[a]",)]),
+    ("12", [(-1, 1, -2), ("-1", "1"), ("1/2", "2/1"), ("2-1", "1-2"), ("1:2",), (0.1, 0.2), ("0.1", "0.2"), (1.5,)]),
+    ("01", [(-1, 1), ("-1", "0"), (0.1, 1.0), ("0.1", "1.0"), (float("inf"),), ("1e0",), (True, False)]),
+]
+
+
+@pytest.mark.parametrize(("ends", "verdicts"), [(ends, one) for ends, several in UNCLEAR for one in several])
+def test_a_verdict_that_may_mean_either_is_not_guessed(ends, verdicts):
+    sides = {f"response_{end}": answer for end, answer in zip(ends, "xy", strict=True)}
     with pytest.raises(DataError):
-        detect(rows_of(*rows), "pairs")
+        detect(rows_of(*({"prompt": "a?", **sides, "preference": one} for one in verdicts)), "pairs")
+
+
+@given(st.sampled_from(["ab", "12", "01"]), st.text("abn ot12<>=/-_.:,", max_size=9))
+@settings(max_examples=500, deadline=None)
+def test_a_verdict_with_another_word_or_sign_names_no_side(ends, verdict):
+    """Only a side, two sides compared, or nothing is read from such texts."""
+    found = better_side(verdict, (f"response_{ends[0]}", f"response_{ends[1]}"))
+    for n in (0, 1):
+        better, worse = ends[n], ends[1 - n]
+        compared = {f"{better}>{worse}", f"{worse}<{better}"}
+        bare = re.sub(r"([<>])\1*", r"\1", verdict.replace(" ", "").replace(".0", ""))
+        assert (found == n) <= (bare in {better, *compared})
+
+
+@given(st.sampled_from(["ab", "12", "01"]), st.text("abcdefghijklmnopqrstuvwxyz", min_size=1), st.sampled_from(" _-"))
+def test_any_unknown_word_before_a_side_makes_it_unclear(ends, word, between):
+    sides = (f"response_{ends[0]}", f"response_{ends[1]}")
+    expected = 0 if word in _BEFORE_A_SIDE else None
+    assert better_side(f"{word}{between}{ends[0]}", sides) == expected
+
+
+@pytest.mark.parametrize("verdict", ["A=B", "a == b", "0.5", 0.5, "1=2"])
+def test_equals_and_a_half_are_ties(verdict):
+    assert is_tie(verdict)
+    assert better_side(verdict, ("response_a", "response_b")) is None
 
 
 @given(st.text(max_size=9) | st.integers() | st.floats() | st.none())

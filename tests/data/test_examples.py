@@ -136,7 +136,7 @@ def test_unusable_rows_are_counted_with_reason_and_place(chat_renderer):
     found = render(rows, chat_renderer, max_length=100, max_dropped=1.0)
     assert [(dropped.origin, dropped.reason) for dropped in found.dropped] == [
         ("rows:2", "messages without an assistant turn"),
-        ("rows:3", "messages: a str, neither text nor messages"),
+        ("rows:3", "messages: text, not messages"),
         ("rows:4", "no value in column 'messages'"),
         ("rows:5", "longer than 100 tokens"),
         ("rows:6", "messages: message without role and content"),
@@ -149,8 +149,12 @@ def test_a_completion_of_messages_needs_an_assistant_turn(chat_renderer):
         render(rows_of({"prompt": TALK[:2], "completion": [TALK[3]]}), chat_renderer)
 
 
-def test_an_empty_completion_teaches_to_stop_at_once_and_is_kept(renderer):
-    assert only(rows_of({"prompt": "quiet", "completion": ""}), renderer) == "<bos>quiet[<eos>]"
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_an_empty_completion_is_dropped_like_an_empty_turn(renderer, blank):
+    """In public data it is an answer that is missing. Who wants to teach silence can write an EOS as the completion."""
+    found = render(rows_of({"prompt": "a", "completion": "b"}, {"prompt": "quiet", "completion": blank}), renderer)
+    assert [dropped.reason for dropped in found.dropped] == ["an empty answer"]
+    assert only(rows_of({"prompt": "quiet", "completion": "<eos>"}), renderer) == "<bos>quiet[<eos>]"
 
 
 @pytest.mark.parametrize("row", [{"prompt": "a", "completion": 3}, {"prompt": 3, "completion": "a"}])

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
+
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalogue import catalogue
 from tests.data import templates
@@ -188,6 +192,88 @@ def test_a_response_is_judged_like_a_completion_and_no_example_is_made_of_it(kin
     row = {"prompt": "a?", "response": "no", column: value}
     assert read(kind, row) == {"prompt": "a?", "completion": "no", column: value}
     assert inspect_kind(row) == kind
+
+
+# --- messages as JSON text, and answers that say nothing --------------------------------------------------------------
+
+said = st.text("ab \n\"'[]{}:,\\é", max_size=12).map(lambda text: f"x{text}x")
+REJECTED = {"role": "assistant", "content": "other"}
+
+
+@given(said, said, st.booleans(), st.sampled_from([None, 1]), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_messages_as_json_text_are_read_like_messages(question, answer, sharegpt, indent, as_csv):
+    ask, yes = {"role": "user", "content": question}, {"role": "assistant", "content": answer}
+    human, gpt = {"from": "human", "value": question}, {"from": "gpt", "value": answer}
+    first, second = (human, gpt) if sharegpt else (ask, yes)
+    rows = {
+        "examples": [
+            {"messages": [first, second]}, {"prompt": [first], "completion": [second]},
+            {"conversations": [first, second]},
+        ],
+        "pairs": [
+            {"prompt": [first], "chosen": [second], "rejected": [REJECTED]},
+            {"chosen": [first, second], "rejected": [first, REJECTED]},
+            {"prompt": [first], "chosen": second, "rejected": REJECTED},
+        ],
+        "labels": [
+            {"prompt": [first], "completion": [second], "label": True}, {"messages": [first, second], "label": True}
+        ],
+        "prompts": [{"prompt": [first]}, {"messages": [first]}],
+    }  # fmt: skip
+    for kind, several in rows.items():
+        for row in several:
+            as_text = {name: json.dumps(value, indent=indent) for name, value in row.items()}
+            if as_csv:
+                file = io.StringIO()
+                writer = csv.DictWriter(file, list(as_text))
+                writer.writeheader()
+                writer.writerow(as_text)
+                (as_text,) = csv.DictReader(io.StringIO(file.getvalue(), newline=""))
+            assert read(kind, as_text) == read(kind, row)
+
+
+@given(said, st.sampled_from(["role content", "content role", "from value"]), st.booleans())
+def test_messages_in_the_notation_of_python_are_dropped_with_the_cure(text, names, alone):
+    values = {"role": "user", "content": f"{text}'", "from": "human", "value": f"{text}'"}
+    message = {name: values[name] for name in names.split()}
+    for column in ("prompt", "completion"):
+        row = {"prompt": "a", "completion": "b", column: str(message if alone else [message])}
+        (dropped,) = [detect(rows_of(row), "examples").read(rows_of(row)[0])]
+        assert dropped == Dropped("rows:1", f"{column}: messages as text that is not JSON: write JSON, with json.dumps")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[{"from": "1990", "value": 3}]', '{"role": "admin", "content": "x"}', '{"role": "user"}', "[1, 2]", "{}", "[]",
+        '{"messages": [{"role": "user", "content": "a"}]}', '[{"role": "user", "content": "a"}, 3]', "[{'a': 1}]",
+        '[{"role": "user", "content": "a"}] What is this?', "[{'role': 'admin', 'content': 'a'}]",
+        "{'model': 'm', 'messages': [{'role': 'user', 'content': 'a'}]}",
+        '[[{"role": "user", "content": "a"}]]', "role: user", '{"x": {"from": "user"}', "[user]",
+    ],
+)  # fmt: skip
+def test_other_json_and_other_text_stay_text(text):
+    assert read("examples", {"prompt": text, "completion": text}) == {"prompt": text, "completion": text}
+    assert read("prompts", {"prompt": text})["prompt"] == text
+
+
+BLANK = st.text(" \t\n\r\u00a0\u2003", max_size=4)
+
+
+@given(BLANK)
+def test_an_answer_that_says_nothing_is_dropped_whatever_its_form(blank):
+    turn = {"role": "assistant", "content": blank}
+    for row in (
+        {"prompt": "a", "completion": blank}, {"prompt": [ASK], "completion": [turn]},
+        {"prompt": "a", "response": blank},
+        {"instruction": "a", "output": blank}, {"instruction": "a", "response": blank}, {"input": "a", "output": blank},
+        {"question": "a", "response": blank}, {"instruction": "a", "instances": [{"input": "", "output": blank}]},
+        {"instruction": "a", "output": blank, "history": [["b", "c"]]}, {"messages": [ASK, turn]},
+    ):  # fmt: skip
+        found = detect(rows_of(row), "examples").read(rows_of(row)[0])
+        assert isinstance(found, Dropped), row
+        assert "an empty answer" in found.reason or "empty assistant turn" in found.reason
 
 
 # --- rows that fit no form -------------------------------------------------------------------------------------------

@@ -3,7 +3,10 @@
 import pytest
 from tests.data.samples import jsonl
 
-from posttrain.data import inspect_data
+from posttrain.config import DataConfig
+from posttrain.data import inspect_data, read_rows
+from posttrain.data.hints import unseen_media
+from posttrain.data.split import open_rows
 
 ASK, ANSWER = [{"role": "user", "content": "a?"}], [{"role": "assistant", "content": "yes"}]
 
@@ -53,3 +56,28 @@ def test_a_fault_that_rules_out_every_use_is_told_once(write):
     report = inspect_data(str(write("rows.jsonl", jsonl({"messages": [{"role": "wizard", "content": "a"}]}))))
     assert len(report.problems) == 1
     assert "100%" not in report.problems[0]
+
+
+# --- pictures, videos and sound ---------------------------------------------------------------------------------------
+
+TEXT = {"prompt": "a", "completion": "b"}
+FILLED = [["x.png"], "x.png", {"bytes": "x"}, [{"path": "x.png"}]]
+
+
+@pytest.mark.parametrize("column", ["image", "images", "video", "videos", "audio", "audios", "Image", "IMAGES"])
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_column_that_the_model_does_not_see_is_named(write, column, streaming, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    for value in FILLED:
+        path = str(write("rows.jsonl", jsonl(TEXT, TEXT | {column: None}, TEXT | {column: value})))
+        rows = open_rows(DataConfig(train=path, streaming=streaming), path, "train", 0)
+        (found,) = unseen_media(rows)
+        assert found.message.startswith(f"the column {column} holds values that the model does not see")
+        assert found in inspect_data(path).findings
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("images", []), ("image", None), ("audio", ""), ("image_id", "x"), ("imagesize", 3)]
+)
+def test_other_columns_and_empty_ones_are_not_named(write, column, value):
+    assert unseen_media(read_rows(str(write("rows.jsonl", jsonl(TEXT | {column: value}))))) == []

@@ -9,6 +9,7 @@ from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of
 from tests.data.test_examples import marked, only, render
 
+from posttrain.data.dropped import Unusable
 from posttrain.data.hints import template_problems
 from posttrain.data.masks import WAYS, Conversation, assistant_segments, find_answers
 from posttrain.data.prompts import Renderer
@@ -242,6 +243,61 @@ def test_a_template_that_leaves_calls_out_does_not_teach_empty_answers(tokenizer
         rows_of({"messages": TWO}, {"messages": earlier}), under(templates.APPENDS, tokenizer, train_on="last")
     )
     assert found.dropped[0].reason == "the chat template leaves out tool calls"
+
+
+ID_ONLY = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{% for c in m.tool_calls or [] %}<{{ c.id }} "
+    "{{ c.function.arguments | tojson }}>{% endfor %}{% if m.tool_call_id %}{{ m.tool_call_id }}={% endif %}"
+    "{{ eos_token }}{% endfor %}" + templates.PROMPT
+)
+"""Writes only the id of a call, as Kimi K2's template does."""
+NINE_LETTERS = (
+    "{% for m in messages %}{% for c in m.tool_calls or [] %}{% if c.id | length != 9 %}{{ raise_exception('id') }}"
+    "{% endif %}{% endfor %}{% endfor %}" + templates.CALLS
+)
+"""Refuses ids of another length, as Mistral's templates do."""
+FIRST_CALL = templates.CALLS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+AS_PYTHON = templates.CALLS.replace("[{{ c.function.name }} {{ c.function.arguments | tojson }}]", "{{ c }}")
+ASKED = ("Please {} for cats", "{0}{0}", "ask")
+
+
+@pytest.mark.parametrize("said", ["", "I {} now."])
+@pytest.mark.parametrize("question", ASKED)
+@pytest.mark.parametrize("name", ["search", "a", "u", "get_n", "<eos>"])
+def test_a_call_that_is_left_out_is_noticed_though_its_name_is_in_the_text(tokenizer, name, question, said):
+    call = {"id": f"{name}:0", "type": "function", "function": {"name": name, "arguments": {}}}
+    talk = [
+        {"role": "user", "content": question.format(name)},
+        {"role": "assistant", "content": said.format(name), "tool_calls": [call]},
+        {"role": "tool", "content": f"{name} 2", "name": name, "tool_call_id": f"{name}:0"},
+        TWO[3],
+    ]
+    for template in ("APPENDS", "TRIMS", "TAKES_REASONING_OUT", "COUNTS"):
+        with pytest.raises(Unusable, match="leaves out tool calls"):
+            trained_text(talk, under(getattr(templates, template), tokenizer))
+    for template in (templates.CALLS, AS_PYTHON, ID_ONLY):
+        assert "2<eos>" in trained_text(talk, under(template, tokenizer, train_on="last"))
+
+
+@pytest.mark.parametrize("name", ["search", "c"])
+def test_a_template_may_write_ids_or_check_them(tokenizer, name):
+    call = {"id": "call_abc1", "type": "function", "function": {"name": name, "arguments": {}}}
+    talk = [TWO[0], {"role": "assistant", "content": "", "tool_calls": [call, {**call, "id": "call_abc2"}]}]
+    for template in (NINE_LETTERS, templates.CALLS):
+        assert trained_text(talk, under(template, tokenizer)) == f"[{name} {{}}][{name} {{}}]<eos>"
+    with pytest.raises(Unusable, match="leaves out tool calls"):
+        trained_text(talk, under(FIRST_CALL, tokenizer))
+
+
+def test_the_real_templates_with_and_without_calls():
+    call = {"type": "function", "function": {"name": "search", "arguments": {"what": "cats"}}}
+    talk = [
+        {"role": "user", "content": "Please search for cats"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+    ]
+    assert "search" in trained_text(talk, Renderer(tokenizer=real_tokenizer("tokenizers/qwen2.5"), chat=True))
+    with pytest.raises(Unusable, match="leaves out tool calls"):
+        trained_text(talk, Renderer(tokenizer=real_tokenizer("tokenizers/smollm2"), chat=True))
 
 
 # --- properties ------------------------------------------------------------------------------------------------------

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of, shared_file
 from tests.data.test_examples import marked
 
 from posttrain.data.collate import collate_examples
-from posttrain.data.dropped import Rendered
+from posttrain.data.dropped import Rendered, Unusable
+from posttrain.data.forms import detect
 from posttrain.data.labels import render_labels
+from posttrain.data.layouts import read_pair
 from posttrain.data.messages import implicit_prompt
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
@@ -77,6 +81,78 @@ def test_every_form_of_chat_is_rendered_alike(row, chat_renderer):
     chosen, rejected = only(rows_of(row), chat_renderer)
     assert chosen == "<bos>u:one?<eos>a:[1][<eos>]"
     assert rejected == "<bos>u:one?<eos>a:[2][<eos>]"
+
+
+TALK = [{"role": role, "content": f"{role[0]}{n}"} for n in range(4) for role in ("user", "assistant")]
+SYSTEM = {"role": "system", "content": "s"}
+
+
+@given(st.booleans(), st.integers(0, 3), st.integers(0, 7), st.data())
+@settings(max_examples=300, deadline=None)
+def test_no_turn_of_the_prompt_or_of_the_beginnings_is_lost(with_system, question, cut, data):
+    """A conversation is cut anywhere into a prompt and the beginnings of the answers, which may repeat each other."""
+    whole = [*[SYSTEM] * with_system, *TALK[: 2 * question + 1]]
+    cut = min(cut, len(whole))
+    begin = data.draw(st.integers(0, cut))  # the turns begin:cut are in both
+    if not whole[begin:] or whole[begin]["role"] == "assistant" or not whole[:cut]:
+        return
+    answers = {"chosen": [*whole[begin:], RIGHT], "rejected": [*whole[begin:], WRONG]}
+    row = {"prompt": whole[:cut], **answers}
+    if begin and cut == begin and whole[begin - 1]["role"] == whole[begin]["role"]:
+        return
+    values = read_pair(row)
+    assert (values["prompt"], values["chosen"], values["rejected"]) == (whole, [RIGHT], [WRONG])
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TALK[2:3],
+        TALK[:3],
+        [SYSTEM, *TALK[:3]],
+        [SYSTEM, TALK[0]],
+        TALK[0:1],
+        TALK[1:3],
+        "u1",
+        " u1\n",
+        "u0",
+        "\n\nHuman: u0\n\nAssistant: a0\n\nHuman: u1",
+    ],
+)
+def test_a_prompt_that_is_part_of_the_beginnings_adds_nothing_but_its_system_turn(prompt):
+    values = read_pair({"prompt": prompt, "chosen": [*TALK[:3], RIGHT], "rejected": [*TALK[:3], WRONG]})
+    assert values["prompt"] == [*([SYSTEM] if SYSTEM in list(prompt) else []), *TALK[:3]]
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "another question",
+        [{"role": "user", "content": "another question"}],
+        [SYSTEM, {"role": "user", "content": "another question"}],
+        [TALK[0], {"role": "assistant", "content": "another answer"}],
+        [*TALK[4:6], {"role": "system", "content": "t"}],
+    ],
+)
+def test_a_prompt_that_contradicts_the_beginnings_is_not_thrown_away(prompt):
+    with pytest.raises(Unusable, match="begin with turns that do not follow the prompt"):
+        read_pair({"prompt": prompt, "chosen": [*TALK[:3], RIGHT], "rejected": [*TALK[:3], WRONG]})
+    with pytest.raises(Unusable):  # a second system turn
+        read_pair(
+            {"prompt": [SYSTEM, *TALK[6:]], "chosen": [SYSTEM, TALK[0], RIGHT], "rejected": [SYSTEM, TALK[0], WRONG]}
+        )
+
+
+def test_columns_system_and_conversations_stay_in_front_of_conversations():
+    sides = {"chosen": [TALK[0], RIGHT], "rejected": [TALK[0], WRONG]}
+    for row in (
+        {"question": "u0", "system": "s"},
+        {"conversations": [SYSTEM, *TALK[4:6]]},
+        {"instruction": "u0", "system": "s"},
+    ):
+        (given_row,) = rows_of({**row, **sides})
+        found = detect([given_row], "pairs").read(given_row)
+        assert found["prompt"] == [*row.get("conversations", [SYSTEM]), TALK[0]]
 
 
 def test_what_a_template_writes_behind_the_eos_is_left_out(chat_renderer):

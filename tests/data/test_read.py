@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import gzip
 import json
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from tests.data.samples import jsonl, shared_file
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.data.samples import jsonl, rows_of, shared_file
 
 from posttrain.data import json_array
+from posttrain.data.forms import detect
+from posttrain.data.given import given_rows
 from posttrain.data.json_array import PIECE
 from posttrain.data.read import content_key, iter_rows, read_rows, size_of
 from posttrain.errors import DataError
@@ -109,6 +115,11 @@ def test_gsm8k_is_read_whole():
         ("header.csv", "prompt,answer\n", "header.csv holds no rows"),
         ("wide.csv", "a,b\n1,2,3\n", r"wide.csv, line 2: its number of fields differs from the header's 2"),
         ("narrow.csv", "a,b\n1\n", r"narrow.csv, line 2: its number of fields differs"),
+        ("twice.csv", "a,b,a\n1,2,3\n", r"twice.csv, line 1: 2 columns are named 'a'; allowed: a name of its own"),
+        ("twice.csv.gz", 'a,"a"\n', r"twice.csv.gz, line 1: 2 columns are named 'a'"),
+        ("semicolons.csv", "a;b\n1;2\n", r"semicolons.csv, line 1: .* separated by ';'; allowed: .*commas"),
+        ("tabs.csv", "a\tb\n1\t2\n", r"tabs.csv, line 1: one column 'a\\tb': its columns are separated by '\\t'"),
+        ("bars.csv", "a|b\n1|2,3\n", r"bars.csv, line 1: .* separated by '\|'(.|\n)*sep='\|'"),
         ("quotes.csv", 'a,b\n1,"open\n', r"quotes.csv, line 2: broken CSV \(unexpected end of data\)"),
         (
             "latin.jsonl",
@@ -122,6 +133,15 @@ def test_gsm8k_is_read_whole():
 def test_what_is_broken_is_named_by_file_and_line(write, name, content, message):
     with pytest.raises(DataError, match=message):
         read_rows(str(write(name, content)))
+
+
+@pytest.mark.parametrize(
+    ("header", "columns"),
+    [("a", 1), ("a;b,c", 2), ("a,A", 2), ("a,,", 3), (",a", 2), ("a b", 1), ('"a,b"', 1), ("a,a ", 2), ("a:b", 1)],
+)
+def test_other_headers_of_csv_are_read(write, header, columns):
+    (row,) = read_rows(str(write("rows.csv", f"{header}\n{','.join('x' * columns)}\n")))
+    assert set(row.values.values()) == {"x"}
 
 
 def test_a_cut_gzip_file_is_an_error(tmp_path):
@@ -249,3 +269,65 @@ def test_the_glob_that_is_proposed_for_a_folder_matches_its_files(tmp_path):
     (tmp_path / "a.jsonl.gz").write_bytes(b"")
     with pytest.raises(DataError, match=r"\*\.jsonl\.gz\.$"):
         read_rows(str(tmp_path))
+
+
+# --- Arrow gives all objects of a column the same keys ----------------------------------------------------------------
+
+ARGUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "city": st.sampled_from(["Rome", "Bonn"]),
+        "n": st.integers(0, 9),
+        "where": st.fixed_dictionaries({}, optional={"x": st.integers(0, 9), "unit": st.sampled_from("ab")}),
+        "tags": st.lists(st.fixed_dictionaries({"id": st.integers(0, 9)}, optional={"a": st.just(1)}), max_size=2),
+    },
+)
+ALL = {"city": "Rome", "n": 1, "where": {"x": 1, "unit": "a"}, "tags": [{"id": 1, "a": 1}]}
+
+
+def talk_with_calls(arguments, column):
+    call = {"type": "function", "function": {"name": "f", "arguments": arguments}}
+    turns = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "", "tool_calls": [call]}]
+    properties = {name: {"type": "string"} for name in ("city", "n") if name in arguments}
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"properties": properties}}}
+    before = {} if column == "messages" else {"prompt": turns[:1]}
+    return {**before, column: turns if column == "messages" else turns[1:], "tools": [tool]}
+
+
+@pytest.mark.parametrize("column", ["messages", "completion"])
+@pytest.mark.parametrize("form", ["parquet", "saved", "in memory"])
+def test_calls_from_arrow_have_their_own_arguments_only(form, column, tmp_path):
+    @given(st.lists(ARGUMENTS, min_size=1, max_size=4))
+    @settings(max_examples=20, deadline=None)
+    def check(several):
+        rows = [
+            talk_with_calls(arguments, column) for arguments in (ALL, *several)
+        ]  # Parquet refuses objects without keys
+        with TemporaryDirectory(dir=tmp_path) as folder:
+            if form == "parquet":
+                parquet.write_table(pa.Table.from_pylist(rows), f"{folder}/rows.parquet")
+                read = read_rows(f"{folder}/rows.parquet")
+            elif form == "saved":
+                datasets.Dataset.from_list(rows).save_to_disk(folder)
+                read = read_rows(folder)
+            else:
+                in_memory: Any = datasets.Dataset.from_list(rows)
+                read = given_rows(in_memory)
+        found = [detect(read, "examples").read(row) for row in read]
+        assert found == [detect(rows_of(row), "examples").read(rows_of(row)[0]) for row in rows]
+
+    check()
+
+
+def test_nulls_that_are_written_stay(write, tmp_path):
+    """In JSON, and in JSON text within Arrow; other columns keep all nulls."""
+    called = talk_with_calls({"city": None}, "messages")
+    for row in read_rows(str(write("rows.jsonl", jsonl(called)))):
+        assert row.values == called
+    as_text = talk_with_calls('{"city": null, "n": [null]}', "messages") | {"info": {"a": None, "b": [None]}}
+    parquet.write_table(pa.Table.from_pylist([as_text]), tmp_path / "rows.parquet")
+    (row,) = read_rows(str(tmp_path / "rows.parquet"))
+    found: Any = detect([row], "examples").read(row)
+    call = found["messages"][1]["tool_calls"][0]["function"]
+    assert call["arguments"] == {"city": None, "n": [None]}
+    assert row.values["info"] == {"a": None, "b": [None]}

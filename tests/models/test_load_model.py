@@ -309,9 +309,12 @@ def test_a_tokenizer_larger_than_the_embedding(folder):
 
 
 def test_an_adapter_without_its_base(tmp_path):
-    (tmp_path / "adapter_config.json").write_text("{}")
-    with pytest.raises(ModelError, match="is a LoRA adapter without its base model"):
-        load(tmp_path)
+    folder = tmp_path / "my adapter"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text("{}")
+    with pytest.raises(ModelError, match="is a LoRA adapter without its base model") as refused:
+        load(folder)
+    assert f"posttrain export '{folder}' NEW_FOLDER, with --base MODEL if" in str(refused.value)
 
 
 def test_a_revision_of_a_folder(folder):

@@ -57,6 +57,15 @@ def test_few_held_out_rows_are_warned_of_where_more_were_asked_for(folder, plain
     assert not [warning for warning in warnings_of(plain) if "held out:" in warning]
 
 
+def test_a_run_warns_once_of_pictures_that_the_model_does_not_see(folder, plain):
+    rows = [json.loads(line) | {"images": ["x.png"]} for line in (folder / "prompts.jsonl").read_text().splitlines()]
+    (folder / "pictures.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = train(folder, "pictures", **{"data.train": str(folder / "pictures.jsonl"), "train.steps": 1})
+    (said,) = [warning for warning in warnings_of(run) if "does not see" in warning]
+    assert said.startswith("the column images holds values that the model does not see")
+    assert not [warning for warning in warnings_of(plain) if "does not see" in warning]
+
+
 def test_forgetting_is_measured_without_held_out_prompts(folder):
     settings = {"data.eval_fraction": 0.0, "evaluation.forgetting": str(folder / "text.txt")}
     run = train(folder, "forgetting", **settings)

@@ -239,12 +239,27 @@ def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
     return Hint(f"Did you mean {' or '.join(found)}?") if found else None
 
 
+def _other_order(name: str, keys: Iterable[str]) -> str | None:
+    """Return the one key that has all the words of a name, in any order and with underscores anywhere; else None.
+
+    >>> _other_order("micro_batch_tokens", ["train.tokens_per_microbatch", "train.logprob_chunk_tokens"])
+    'train.tokens_per_microbatch'
+    """
+    words = name.split("_")
+    if len(words) < 2 or min(map(len, words)) < 3:
+        return None
+    found = [key for key in keys if all(word in key.rpartition(".")[2].replace("_", "") for word in words)]
+    return found[0] if len(found) == 1 else None
+
+
 def _misspelt(path: str, value: str, known: list[str], own: Collection[str]) -> Hint | None:
     """Return the message with the nearest name: in the same section, among all our names, or among foreign ones."""
     section, _, name = path.rpartition(".")
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
     sections = {key.partition(".")[0]: key.partition(".")[0] for key in known} if not section else {}
     anywhere = {key.rpartition(".")[2]: key for key in known}
+    if same := _other_order(name, siblings.values()) or _other_order(name, known):
+        return Hint(f"Did you mean {same}?", same)
     for names, cutoff in ((siblings | sections, 0.6), (anywhere, 0.75)):
         close = difflib.get_close_matches(name, names, n=1, cutoff=cutoff)
         if close:

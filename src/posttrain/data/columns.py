@@ -46,7 +46,16 @@ _ANSWER = re.compile(
 _SIDE = re.compile(r"(?P<what>.+?)[_ ]?(?P<side>[0-9]|[a-hA-H])")
 _SIDES = ({"0", "1"}, {"1", "2"}, {"a", "b"})
 _VERDICT = re.compile(r"prefer|winner|better|label|choice|chosen|verdict|best", re.IGNORECASE)
-_TIES = re.compile(r"\b(tie|tied|both|equal|neither|same|draw|none)\b|tie$", re.IGNORECASE)
+_TIES = re.compile(
+    r"\b(tie|tied|both|equal|neither|same|draw|none)\b|tie$|^\s*(0\.50*|[a-z0-9] ?=+ ?[a-z0-9])\s*$", re.IGNORECASE
+)
+_ORDER = re.compile(r"(?P<left>[^<>]+)(?P<sign>>+|<+)(?P<right>[^<>]+)")
+"""A verdict that compares: A>B, A >> B, response_b < response_a."""
+_BEFORE_A_SIDE = {
+    "model", "system", "assistant", "agent", "candidate", "option", "choice", "text", "output", "response", "answer",
+    "completion", "reply", "generation", "summary", *_BETTER,
+}  # fmt: skip
+"""Words that a verdict may have before the side: model_a, winner model a. Any other word may reverse it: not a."""
 
 
 def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
@@ -152,27 +161,54 @@ def verdict_column(sides: tuple[str, str], columns: Sequence[str], rows: Iterabl
 
 
 def better_side(verdict: Any, sides: tuple[str, str]) -> int | None:
-    """Index (0 or 1) of the column that a verdict names: by its name, its last letter, or as first and second.
+    """Index (0 or 1) of the column that a verdict names: by its name, its last letter, or as first and second. A
+    comparison such as A>B names the better one.
 
     >>> [better_side(verdict, ("response_a", "response_b")) for verdict in ("B", "model_a", "response_b", "first", 1)]
     [1, 0, 1, 0, None]
+    >>> [better_side(verdict, ("response_0", "response_1")) for verdict in ("0 > 1", "0<<1", 1.0, "0.0", -1, 0.3)]
+    [0, 1, 1, 0, None, None]
+    """
+    said = _said(verdict)
+    order = _ORDER.fullmatch(said)
+    if order is None:
+        return _named(said, sides)
+    left, right = _named(order["left"].strip(), sides), _named(order["right"].strip(), sides)
+    if None in (left, right) or left == right:
+        return None
+    return left if order["sign"].startswith(">") else right
+
+
+def _said(verdict: Any) -> str:
+    """A verdict in lower case. Whole numbers lose their decimals: pandas makes a column of numbers with gaps float.
+
+    >>> _said(1.0), _said("1.0"), _said(" Model_A ")
+    ('1', '1', 'model_a')
     """
     said = str(verdict).strip().lower()
+    whole = re.fullmatch(r"(\d+)\.0+", said)
+    return whole[1] if whole else said
+
+
+def _named(said: str, sides: tuple[str, str]) -> int | None:
+    """Index of the column that a text names and nothing else, or None."""
     names = [side.lower() for side in sides]
-    last = re.fullmatch(r"(?:.*[^a-z0-9])?([a-z0-9]+)", said)
-    ways = (names, [name[-1] for name in names], ["first", "second"])
-    for way in ways:
-        for word in (said, last[1] if last else ""):
-            if word in way:
-                return way.index(word)
+    if said in names:
+        return names.index(said)
+    *before, last = re.split(r"[ _-]+", said)
+    if not set(before) <= _BEFORE_A_SIDE | set(re.split(r"[ _-]+", names[0][:-1])) - {""}:
+        return None
+    for way in ([name[-1] for name in names], ["first", "second"]):
+        if last in way:
+            return way.index(last)
     return None
 
 
 def is_tie(verdict: Any) -> bool:
     """Whether a verdict says that neither answer is better.
 
-    >>> [is_tie(verdict) for verdict in ("tie", "winner_tie", "both bad", "A", 0.5)]
-    [True, True, True, False, True]
+    >>> [is_tie(verdict) for verdict in ("tie", "winner_tie", "both bad", "A", 0.5, "A=B")]
+    [True, True, True, False, True, True]
     """
     return verdict == 0.5 or (isinstance(verdict, str) and bool(_TIES.search(verdict)))
 

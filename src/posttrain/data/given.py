@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from posttrain.config import DataConfig
-from posttrain.data.read import Row, read_rows
+from posttrain.data.read import Row, read_rows, without_fillings
 from posttrain.errors import DataError
 
 Source = str | PathLike[str]
@@ -82,7 +82,10 @@ def where_the_run_is(config: DataConfig, folder: Path) -> DataConfig:
 
 def given_rows(data: Data) -> list[Row]:
     """All rows of `data`. Raises `DataError` if it is neither rows nor a source."""
-    return [row for place, item in enumerate(_items(data)) for row in _rows_of(item, place)]
+    rows = [row for place, item in enumerate(_items(data)) for row in _rows_of(item, place)]
+    if hasattr(data, "features"):  # a dataset of the library datasets
+        return [row._replace(values=without_fillings(row.values)) for row in rows]
+    return rows
 
 
 def _items(data: Data) -> Iterable[Any]:

@@ -16,6 +16,7 @@ from posttrain.data.forms import ANSWER_COLUMNS, LOOKED_AT, MEANT, TAKEN_BY, Kin
 from posttrain.data.masks import Conversation, find_answers
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
+from posttrain.data.stream import StreamedRows
 from posttrain.data.survey import Finding
 from posttrain.errors import DataError
 
@@ -77,6 +78,24 @@ def _two_answers(sides: tuple[str, str], columns: Sequence[str]) -> Finding:
         f"question to prompt, or the verdict as {sides[0]}, {sides[1]} or tie."
     )
     return Finding(message=message, fix=fix)
+
+
+_MEDIA = re.compile(r"(image|video|audio)s?", re.IGNORECASE)
+
+
+def unseen_media(rows: Sequence[Row]) -> list[Finding]:
+    """Findings for columns of pictures, videos or sound with values: training reads text only. Of streamed rows, the
+    first ones are looked at."""
+    looked = islice(rows, LOOKED_AT) if isinstance(rows, StreamedRows) else rows
+    names = {name for name in columns_of(rows) if _MEDIA.fullmatch(name)}
+    filled = {name for row in looked for name in names & set(row.values) if row.values[name]}
+    fix = "Leave out the rows whose answers need them, or remove the column."
+    return [
+        Finding(
+            message=f"the column {name} holds values that the model does not see: training reads text only", fix=fix
+        )
+        for name in sorted(filled)
+    ]
 
 
 class TemplateProblem(NamedTuple):

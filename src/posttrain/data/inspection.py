@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from posttrain.config import DataConfig
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import Kind, columns_of, detect, in_whole_characters
-from posttrain.data.hints import looks_like, passed_over, template_problems
+from posttrain.data.hints import looks_like, passed_over, template_problems, unseen_media
 from posttrain.data.looks import LOOKS, Looking, take
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -131,7 +131,9 @@ def inspect_data(
             for other, columns in suited.items()
             if use is None or (other != use.kind and _some_are_of_use(rows, settings, other))
         },
-        findings=() if use is None else (*_hints(look, use.kind, tried), *_about_the_template(look, use.kind)),
+        findings=()
+        if use is None
+        else (*_hints(look, use.kind, tried), *unseen_media(rows), *_about_the_template(look, use.kind)),
         problems=() if use is not None else tuple(dict.fromkeys(problems)),
     )
 

@@ -22,6 +22,8 @@ from posttrain.data.messages import (
     implicit_dialogue,
     implicit_prompt,
     is_dialogue,
+    joined,
+    messages_in,
     with_system,
 )
 
@@ -50,8 +52,13 @@ def text(values: Values, column: str) -> str:
 
 
 def text_or_messages(values: Values, column: str) -> Text:
+    """Text, or messages, which may be JSON text."""
     value = cell(values, column)
-    return value if isinstance(value, str) else conversation(values, column)
+    try:
+        is_text = isinstance(value, str) and messages_in(value) is None
+    except Unusable as reason:
+        raise Unusable(f"{column}: {reason}") from None
+    return value if is_text else conversation(values, column)
 
 
 def prompt_cell(values: Values, column: str) -> Text:
@@ -71,6 +78,13 @@ def answer_cell(values: Values, column: str) -> Text:
 
 def answer_cells(values: Values, chosen: str = "chosen", rejected: str = "rejected") -> tuple[Text, Text]:
     return answer_cell(values, chosen), answer_cell(values, rejected)
+
+
+def not_empty(answer: Any) -> Any:
+    """The answer, text or messages, if it says something."""
+    if not answer or (isinstance(answer, str) and not answer.strip()):
+        raise Unusable("an empty answer")
+    return answer
 
 
 def with_tools(found: dict[str, Any], values: Values) -> dict[str, Any]:
@@ -140,7 +154,7 @@ def read_messages(values: Values, column: str = "messages") -> dict[str, Any]:
 def read_completion(values: Values, prompt: str = "prompt", completion: str = "completion") -> dict[str, Any]:
     """Read a prompt and a completion. The columns may have other names; an instruction may have an input."""
     question = asked(values) if prompt == "instruction" else prompt_cell(values, prompt)
-    answer = text_or_messages(values, completion)
+    answer = not_empty(text_or_messages(values, completion))
     if not isinstance(answer, str) and not any(message["role"] == "assistant" for message in answer):
         raise Unusable(f"{completion} without an assistant turn")
     return with_tools({"prompt": question, "completion": answer}, values)
@@ -152,7 +166,7 @@ def read_response(values: Values, prompt: str) -> dict[str, Any]:
 
 def read_alpaca(values: Values) -> dict[str, Any]:
     """Read a row of Alpaca. With a history it is a conversation, and data.train_on says which answers are trained."""
-    question, output = asked(values), text(values, "output")
+    question, output = asked(values), not_empty(text(values, "output"))
     if values.get("history"):
         return with_tools({"messages": as_messages([*question, {"role": "assistant", "content": output}])}, values)
     return with_tools({"prompt": question, "completion": output}, values)
@@ -241,11 +255,14 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
     if chosen == rejected:
         raise Unusable("chosen and rejected are the same")
     if prompt is None or _begins_before(chosen) or _begins_before(rejected):
+        given = prompt
         prompt, chosen, rejected = implicit_prompt(chosen, rejected)
+        if given is not None and prompt and not isinstance(prompt, str):
+            prompt = joined(_turns_of(given), prompt)
     if not prompt:
         raise Unusable("no prompt, and chosen and rejected do not begin alike")
-    if not all(answer.strip() if isinstance(answer, str) else answer for answer in (chosen, rejected)):
-        raise Unusable("an empty answer")
+    for answer in (chosen, rejected):
+        not_empty(answer)
     found: dict[str, Any] = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
     margin = margin_of(values)
     return with_tools(found | ({} if margin is None else {"margin": margin}), values)
@@ -254,6 +271,12 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
 def _begins_before(answer: Text) -> bool:
     """Whether the messages of an answer begin with earlier turns."""
     return not isinstance(answer, str) and answer[0]["role"] != "assistant"
+
+
+def _turns_of(prompt: Text) -> Messages:
+    if not isinstance(prompt, str):
+        return prompt
+    return as_dialogue(prompt) if is_dialogue(prompt) else [{"role": "user", "content": prompt}]
 
 
 def margin_of(values: Values) -> float | None:
@@ -293,10 +316,7 @@ def read_message_rating(values: Values) -> dict[str, Any]:
 
 
 def _judged(values: Values, column: str = "completion") -> Text:
-    answer = answer_cell(values, column)
-    if isinstance(answer, str) and not answer.strip():
-        raise Unusable("an empty answer")
-    return answer
+    return not_empty(answer_cell(values, column))
 
 
 def _last_turn(values: Values, column: str) -> dict[str, Any]:

@@ -14,9 +14,12 @@ The trained tokens begin after the header that prompts generation and end with t
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from posttrain.data.dropped import Unusable
@@ -307,11 +310,42 @@ def _cut(text: str, turns: Sequence[Turn], renderer: Renderer) -> list[Segment]:
 
 
 def _require_calls(messages: Sequence[Mapping[str, Any]], renderer: Renderer) -> None:
-    """Raise `Unusable` if the template leaves out tool calls: the model would learn to give empty answers."""
-    names = [call["function"]["name"] for message in messages for call in message.get("tool_calls") or ()]
-    written = renderer.render(messages, add_generation_prompt=False) if names else ""
-    if not all(name in written for name in names):
-        raise Unusable("the chat template leaves out tool calls")
+    """Raise `Unusable` if the template leaves out tool calls: the model would learn to give empty answers.
+
+    Every call gets another name, which must be in the output. Some templates write only the id of a call, which holds
+    its name, and others check the length of ids: so the second try changes the ids, too.
+    """
+    calls = sum(len(message.get("tool_calls") or ()) for message in messages)
+    if not calls:
+        return
+    written = renderer.render(messages, add_generation_prompt=False)
+    stem = (
+        "n" + hashlib.sha256(written.encode(errors="replace")).hexdigest()[:16]
+    )  # it does not occur in the text itself
+    for ids_too in (False, True):
+        renamed = _with_other_names(messages, stem, ids_too=ids_too)
+        with suppress(Unusable):
+            shown = renderer.render(renamed, add_generation_prompt=False)
+            if all(f"{stem}_{number}_" in shown for number in range(calls)):
+                return
+    raise Unusable("the chat template leaves out tool calls")
+
+
+def _with_other_names(messages: Sequence[Mapping[str, Any]], stem: str, *, ids_too: bool) -> list[dict[str, Any]]:
+    """The messages with the names STEM_0_, STEM_1_, … of the tool calls in order. `ids_too`: also within their ids."""
+    numbers, ids, found = count(), dict[str, str](), []
+    for message in messages:
+        calls = []
+        for call in message.get("tool_calls") or ():
+            old, name = call["function"]["name"], f"{stem}_{next(numbers)}_"
+            calls.append({**call, "function": {**call["function"], "name": name}})
+            if ids_too and isinstance(call.get("id"), str):
+                calls[-1]["id"] = ids[call["id"]] = call["id"].replace(old, name)
+        answered = ids.get(str(message.get("tool_call_id")))
+        found.append(
+            {**message, **({"tool_calls": calls} if calls else {"tool_call_id": answered} if answered else {})}
+        )
+    return found
 
 
 def _template_text(renderer: Renderer) -> str:

@@ -44,6 +44,8 @@ def as_messages(value: Any, *, system: Any = None) -> Messages:
 
     Raises `Unusable` with the reason if that is impossible.
     """
+    if isinstance(value, str) and (value := messages_in(value)) is None:
+        raise Unusable("text, not messages")
     if isinstance(value, dict):
         value = [value]
     if not isinstance(value, list):
@@ -187,6 +189,35 @@ def check_turns(messages: Sequence[Mapping[str, Any]]) -> None:
 
 # --- texts that are conversations ------------------------------------------------------------------------------------
 
+_SAYS_ROLE = re.compile(rf"""(['"])(?:role|from)\1\s*:\s*(['"])(?:{"|".join(ROLES)})\2""")
+_BEGINS = re.compile(r"""\[?\s*\{\s*(['"])(?:role|from|content|value)\1\s*:""")
+
+
+def messages_in(text: str) -> list[Any] | None:
+    """The messages that a text holds as JSON, as in a cell of CSV; None for any other text. Raises `Unusable` for
+    messages in another notation, such as Python's.
+
+    >>> messages_in('[{"role": "user", "content": "Hi!"}]'), messages_in('[{"from": 1990, "value": 3}]')
+    ([{'role': 'user', 'content': 'Hi!'}], None)
+    """
+    text = text.strip()
+    if not text.startswith(("[", "{")) or not text.endswith(("]", "}")) or not _SAYS_ROLE.search(text):
+        return None
+    try:
+        found = _parsed(text, "messages")
+    except Unusable:
+        if _BEGINS.match(text):
+            raise Unusable("messages as text that is not JSON: write JSON, with json.dumps") from None
+        return None
+    turns = [found] if isinstance(found, dict) else found
+    return turns if all(map(_is_turn, turns)) else None
+
+
+def _is_turn(value: Any) -> bool:
+    said = ("content", "value", "tool_calls", "function_call")
+    return isinstance(value, dict) and bool({"role", "from"} & set(value)) and any(key in value for key in said)
+
+
 _TURN = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 
 
@@ -238,6 +269,30 @@ def implicit_dialogue(chosen: str, rejected: str) -> tuple[str, str, str]:
     same = chosen[: _common(chosen, rejected)].rfind(mark)
     same = 0 if same < 0 else same + len(mark)
     return chosen[:same], chosen[same:], rejected[same:]
+
+
+def joined(prompt: Messages, begin: Messages) -> Messages:
+    """The turns of a prompt with the turns `begin` with which its answers begin: these may repeat the prompt, its last
+    turns, or nothing of it. No turn is lost. Raises `Unusable` if they contradict each other."""
+    if any(all(map(_same, prompt, begin[n:])) for n in range(len(begin) - len(prompt) + 1)):
+        return begin
+    length = min(len(prompt), len(begin))
+    same = next((n for n in range(length, 0, -1) if all(map(_same, prompt[-n:], begin))), 0)
+    whole = [*prompt, *begin[same:]]
+    repeats = not same and any(_same(one, other) for one in prompt for other in begin)
+    try:
+        check_turns(whole)
+    except Unusable:
+        repeats = True
+    if repeats or any(message["role"] == "system" for message in whole[1:]):
+        raise Unusable("chosen and rejected begin with turns that do not follow the prompt")
+    return whole
+
+
+def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two turns say the same, apart from white space at their ends."""
+    sides = [(turn["role"], turn["content"].strip(), turn.get("tool_calls")) for turn in (one, other)]
+    return sides[0] == sides[1]
 
 
 def _common(one: str, other: str) -> int:

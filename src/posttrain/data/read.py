@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
@@ -310,6 +311,7 @@ def _csv_rows(path: Path) -> Iterator[Row]:
         csv.field_size_limit(LONGEST_LINE)
         reader = csv.DictReader(file, strict=True)
         try:
+            _require_header(reader.fieldnames or [], path)
             for values in reader:
                 if None in values or None in values.values():
                     raise DataError(
@@ -327,12 +329,49 @@ def _csv_rows(path: Path) -> Iterator[Row]:
             ) from None
 
 
+def _require_header(names: Sequence[str], path: Path) -> None:
+    """Refuse a header that names a column twice, because only one of them would be read, and a file with another
+    separator. Several columns without a name, as spreadsheets write them, are no loss."""
+    twice = next((name for name, count in Counter(names).items() if name and count > 1), None)
+    if twice is not None:
+        raise DataError(
+            given=f"{path.name}, line 1: {Counter(names)[twice]} columns are named {twice!r}",
+            allowed="a name of its own for each column",
+            fix="Rename or remove one of them.",
+        )
+    other = next((f"{sign!r}" for sign in (";", "\t", "|") if len(names) == 1 and sign in names[0]), None)
+    if other is not None:
+        raise DataError(
+            given=f"{path.name}, line 1: one column {names[0]!r}: its columns are separated by {other}",
+            allowed="columns separated by commas",
+            fix=f"Save it with commas: pandas.read_csv(file, sep={other}).to_csv(file, index=False).",
+        )
+
+
 def _parquet_rows(path: Path) -> Iterator[Row]:
     number = 0
     for batch in parquet.ParquetFile(path).iter_batches(PARQUET_ROWS):
         for values in batch.to_pylist():
-            yield _as_row(values, f"{path.name}, row {number}")
+            yield _as_row(without_fillings(values), f"{path.name}, row {number}")
             number += 1
+
+
+_CALLS = ("tools", "tool_calls", "function_call")
+
+
+def without_fillings(value: Any, *, inside: bool = False) -> Any:
+    """A value of a row without the keys with null inside tools and tool calls. Arrow, in which Parquet and `datasets`
+    hold rows, gives all objects of a column the same keys: a call gets the arguments of other calls, as null.
+
+    >>> without_fillings({"answer": None, "tool_calls": [{"name": "f", "arguments": {"x": 1, "of_g": None}}]})
+    {'answer': None, 'tool_calls': [{'name': 'f', 'arguments': {'x': 1}}]}
+    """
+    if isinstance(value, dict):
+        kept = {key: one for key, one in value.items() if not (inside and one is None)}
+        return {key: without_fillings(one, inside=inside or key in _CALLS) for key, one in kept.items()}
+    if isinstance(value, list):
+        return [without_fillings(one, inside=inside) for one in value]
+    return value
 
 
 def _as_row(values: Any, origin: str) -> Row:
@@ -355,4 +394,4 @@ def _hub_rows(source: str, split: str) -> Iterator[Row]:
     """Read a dataset of the Hugging Face Hub, `name` or `name:config`, or a saved one. HF_HOME, HF_HUB_OFFLINE and
     HF_TOKEN have their usual effect."""
     for number, values in enumerate(hub_dataset(source, split)):
-        yield _as_row(dict(values), f"{source} [{split}], row {number}")
+        yield _as_row(without_fillings(dict(values)), f"{source} [{split}], row {number}")

@@ -11,6 +11,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,7 +132,9 @@ def _check_folder(config: ModelConfig, folder: Path) -> None:
             raise ModelError(
                 given=f"model.path = {config.path!r} is a LoRA adapter without its base model",
                 allowed="a folder with a whole model",
-                fix="Give the folder of the merged model; posttrain writes it as `model`, next to `adapter`.",
+                fix="Give the folder of the merged model; posttrain writes it as `model`, next to `adapter`. "
+                f"Merge other adapters: posttrain export {shlex.quote(config.path)} NEW_FOLDER, with --base MODEL if "
+                "the base model has moved.",
             )
         raise ModelError(
             given=given,

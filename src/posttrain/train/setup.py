@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.algorithms import Algorithm
 from posttrain.algorithms.credit import credit_of
 from posttrain.data.examples import render_examples
+from posttrain.data.hints import unseen_media
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
 from posttrain.data.special import injected
@@ -94,6 +95,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     view.begins("reading the data")
     rows = read_split(config.data, config.seed)
     tell(store, view, "warning", few_heldout_notes(config, rows))
+    tell(store, view, "warning", [f"{found.message}. {found.fix}" for found in unseen_media(rows.train)])
     streams = {"training data": rows.train, "held-out data": rows.heldout}
     tell(store, view, "data", streaming_notes(streams))
     read_other_texts(config.evaluation)
