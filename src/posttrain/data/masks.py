@@ -319,9 +319,7 @@ def _require_calls(messages: Sequence[Mapping[str, Any]], renderer: Renderer) ->
     if not calls:
         return
     written = renderer.render(messages, add_generation_prompt=False)
-    stem = (
-        "n" + hashlib.sha256(written.encode(errors="replace")).hexdigest()[:16]
-    )  # it does not occur in the text itself
+    stem = "n" + hashlib.sha256(written.encode(errors="replace")).hexdigest()[:16]  # does not occur in the text itself
     for ids_too in (False, True):
         renamed = _with_other_names(messages, stem, ids_too=ids_too)
         with suppress(Unusable):
