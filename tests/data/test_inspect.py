@@ -98,7 +98,7 @@ def test_what_cannot_be_read_is_an_error(write):
 
 
 def test_the_report_is_plain_json(write, tokenizer):
-    rows = [{"prompt": "a", "completion": "b"}, {"prompt": "a", "completion": "d"}, {"prompt": ["x"], "completion": "c"}]
+    rows = [{"prompt": "a", "completion": answer} for answer in "bd"] + [{"prompt": ["x"], "completion": "c"}]
     report = inspect_data(str(write("rows.jsonl", jsonl(*rows))), tokenizer=tokenizer)
     found = json.loads(json.dumps(report.to_json()))
     assert found["usable"] is True
