@@ -19,6 +19,7 @@ from posttrain.verify.mathematics.values import (
     Based,
     Bracket,
     Colons,
+    Congruence,
     Equation,
     Expression,
     Listing,
@@ -102,6 +103,8 @@ def _same_number(gold: Number, given: Number, options: Options) -> bool:
 
 
 def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
+    if isinstance(gold.meaning, Congruence) or isinstance(given.meaning, Congruence):
+        return _same_congruence(gold.meaning, given.meaning)
     match gold.meaning, given.meaning:
         case ((Number() | Expression()), (Number() | Expression())):
             return _same_expression(gold.meaning, given.meaning, how)
@@ -265,6 +268,13 @@ def _same_matrix(gold: Matrix, given: Matrix, how: How) -> bool | None:
         return False
     one, other = ([cell for row in matrix.rows for cell in row] for matrix in (gold, given))
     return _all_same(one, other, how)
+
+
+def _same_congruence(gold: Meaning, given: Meaning) -> bool:
+    if not (isinstance(gold, Congruence) and isinstance(given, Congruence)):
+        return False
+    apart = gold.residue - given.residue
+    return gold.left == given.left and gold.modulus == given.modulus and apart % gold.modulus == 0
 
 
 def _as_equation(value: Value) -> Equation:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from posttrain.verify.mathematics.congruences import with_moduli
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_ITEMS, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.regions import united
@@ -70,7 +71,7 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     text = without_label(text)
     if (split := split_unit(text)) is not None and (value := _with_unit(*split, options)) is not None:
         return value
-    tokens = tokenise(text)
+    tokens = with_moduli(tokenise(text))
     if not tokens:
         raise Unreadable("no_answer", "the answer is empty")
     written = spelled(tokens)

@@ -8,6 +8,7 @@ from fractions import Fraction
 
 from posttrain.verify.mathematics.bases import FUNCTIONS
 from posttrain.verify.mathematics.compare import agree
+from posttrain.verify.mathematics.congruences import congruence
 from posttrain.verify.mathematics.guard import Unreadable
 from posttrain.verify.mathematics.polynomials import ONE, Atom, Ratio, atom, exactly, number
 from posttrain.verify.mathematics.regions import INFINITY, MINUS_INFINITY, mirrored, place
@@ -19,6 +20,7 @@ from posttrain.verify.mathematics.values import (
     Bracket,
     Call,
     Colons,
+    Congruence,
     Equation,
     Expression,
     Matrix,
@@ -47,6 +49,8 @@ class Statements(Things):
 
     def read(self, tokens: Sequence[Token]) -> Value:
         tokens = [Token("operator", "%") if t.kind == "word" and t.text in _PERCENT else t for t in tokens]
+        if (parts := congruence(tokens)) is not None:
+            return self._congruence(*parts)
         sides, relations = split(tokens, _RELATIONS)
         if not relations:
             return self.thing(tokens)
@@ -59,6 +63,18 @@ class Statements(Things):
         if set(relations) <= set(_ORDER):
             return self._inequality(sides, relations)
         raise NotAnExpression
+
+    def _congruence(self, left: Sequence[Token], right: Sequence[Token], modulus: Sequence[Token]) -> Value:
+        """A congruence with integers on the right. A residue of the modulus or more still has to be reduced."""
+        numbers = [value.meaning for side in (right, modulus) if (value := self.thing(side)).unit is None]
+        integers = [int(one.value) for one in numbers if isinstance(one, Number) and one.value == int(one.value)]
+        name = name_of(left) if left else None
+        if len(integers) < 2 or integers[1] < 1 or (left and not any(token.kind == "letter" for token in left)):
+            raise NotAnExpression
+        residue, divisor = integers
+        meaning = Congruence(residue, divisor, "" if name else spelled(left))
+        undone = frozenset({"residue"} if abs(residue) >= divisor else ())
+        return Value("", meaning, name=name, computations=undone)
 
     def _equality(self, sides: list[Sequence[Token]], relations: list[str]) -> Value:
         """The value of an equality: the last side of a chain whose sides agree, or an equation with symbols itself."""

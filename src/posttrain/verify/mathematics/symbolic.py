@@ -26,6 +26,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from posttrain.verify.mathematics import compare
 from posttrain.verify.mathematics.approximate import Numbers, value_of
+from posttrain.verify.mathematics.congruences import SIGNS
 from posttrain.verify.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse as parse_exactly
@@ -106,7 +107,7 @@ def is_mathematics(latex: str) -> bool:
 
 
 def _math_verify(gold: str, given: str) -> bool:
-    """Ask math-verify if the texts cannot mislead it: same symbols in the same case, no chains, dots or decimals."""
+    """Ask math-verify if the texts cannot mislead it: same symbols in the same case, no chain, dots, decimals, moduli."""
     tokens = [tokenise(text) for text in (gold, given)]
     if _symbols(tokens[0]) != _symbols(tokens[1]) or not all(map(_plain_enough, tokens)):
         return False
@@ -126,8 +127,9 @@ def _plain_enough(tokens: list[Token]) -> bool:
         relations = split(tokens, ("=", "<", ">", "<=", ">=", "≈"))[1]
     except NotAnExpression:
         return False
+    congruent = not SIGNS.isdisjoint(texts)
     decimals = any(token.kind == "number" and not re.fullmatch("[0-9]+", token.text) for token in tokens)
-    return len(relations) <= 1 and "…" not in texts and not decimals
+    return len(relations) <= 1 and "…" not in texts and not decimals and not congruent
 
 
 def _numbers_differ(one: Any, other: Any) -> bool:
