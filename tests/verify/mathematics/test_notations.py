@@ -44,3 +44,44 @@ def test_the_left_side_of_a_congruence_counts():
     assert paid(r"x\equiv 1\pmod 5 \text{ or } x\equiv 4\pmod 5", r"x\equiv 4\mod 5, x\equiv 1\mod 5", "1,4") == [
         r"x\equiv 4\mod 5, x\equiv 1\mod 5"
     ]
+
+
+# formulas that agree only on one side of a number, or between integers
+
+
+def test_a_formula_that_is_right_on_one_side_of_a_number_is_wrong():
+    for at in (3, 5, 40, 500, 2000):
+        for gold, right, wrong in (
+            (f"|x-{at}|", rf"\sqrt{{x^2-{2 * at}x+{at * at}}}", f"{at}-x"),
+            (f"|x+{at}|", f"|-{at}-x|", f"x+{at}"),
+            (rf"\sqrt{{x^2+{2 * at}x+{at * at}}}", f"|x+{at}|", f"x+{at}"),
+            (rf"\ln|x-{at}|+C", rf"\ln|{at}-x|+C", rf"\ln({at}-x)+C"),
+        ):
+            assert paid(gold, right, wrong) == [right], gold
+
+
+def test_large_numbers_that_cancel_do_not_make_a_formula_wrong():
+    assert paid(r"\cosh^2 x-\sinh^2 x+\sin x", r"1+\sin x", r"1+\sin x+10^{-30}") == [r"1+\sin x"]
+    assert paid(r"\sin^2 x", r"1-\cos^2 x") == [r"1-\cos^2 x"]
+
+
+def test_floors_and_ceilings_of_integers_are_compared_at_integers():
+    for d in (2, 3, 7, 100, 1000):
+        floor, ceil = (
+            rf"\left\lfloor\frac{{n+{d - 1}}}{{{d}}}\right\rfloor",
+            rf"\left\lceil\frac{{n}}{{{d}}}\right\rceil",
+        )
+        wrong = (
+            rf"\lfloor\frac{{n}}{{{d}}}\rfloor+1",
+            rf"\lfloor\frac{{n+{d - 2}}}{{{d}}}\rfloor",
+            rf"\frac{{n}}{{{d}}}",
+        )
+        assert paid(ceil, floor, *wrong) == [floor]
+        assert paid(ceil.replace("n", "x"), floor.replace("n", "x")) == []  # x need not be an integer
+    assert paid(r"\lfloor\sqrt{n}\rfloor", r"\lceil\sqrt{n}\rceil-1", r"\lceil\sqrt{n+1}\rceil-1") == [
+        r"\lceil\sqrt{n+1}\rceil-1"
+    ]
+    assert paid(r"\lceil x\rceil", r"-\lfloor -x\rfloor", r"\lfloor x\rfloor+1", "x") == [r"-\lfloor -x\rfloor"]
+    assert paid(r"\lfloor\frac{m+n}{2}\rfloor", r"\lceil\frac{m+n-1}{2}\rceil", r"\lfloor\frac m2\rfloor+\frac n2") == [
+        r"\lceil\frac{m+n-1}{2}\rceil"
+    ]
