@@ -85,3 +85,54 @@ def test_floors_and_ceilings_of_integers_are_compared_at_integers():
     assert paid(r"\lfloor\frac{m+n}{2}\rfloor", r"\lceil\frac{m+n-1}{2}\rceil", r"\lfloor\frac m2\rfloor+\frac n2") == [
         r"\lceil\frac{m+n-1}{2}\rceil"
     ]
+
+
+# inverse functions
+
+
+def test_the_exponent_minus_one_of_a_function_is_its_inverse():
+    for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"):
+        inverse, reciprocal = rf"\{name}^{{-1}} x", rf"\frac{{1}}{{\{name} x}}"
+        assert paid(inverse, inverse, reciprocal, rf"(\{name} x)^{{-1}}", rf"\{name} x") == [inverse]
+        assert paid(reciprocal, inverse, rf"(\{name} x)^{{-1}}") == [rf"(\{name} x)^{{-1}}"]
+        assert paid(rf"\frac{{1}}{{\{name}^2 x}}", rf"\{name}^{{-2}} x") == [rf"\{name}^{{-2}} x"]
+    for name in ("sin", "cos", "tan"):
+        for argument in ("x", "(2x)", r"\frac13"):
+            spelled = rf"\{name}^{{-1}} {argument}", rf"{name}^-1 {argument}", rf"\{name}⁻¹ {argument}"
+            assert paid(rf"\arc{name} {argument}", *spelled) == list(spelled)
+    assert paid(r"\sec^{-1} 3", r"\cos^{-1}\frac13", r"\sin^{-1}\frac13") == [r"\cos^{-1}\frac13"]
+
+
+# neighbours
+
+
+def test_numbers_beside_letters_do_not_change_places():
+    forms = (
+        r"{}^\circ {}'", r"{}^{{\circ}}{}^\prime",
+        "{}°{}′", "{} R {}", "{}C{}", "{}h{}m", r"{}\text{{ h }}{}\text{{ min}}",
+        r"{}\text{{ feet }}{}\text{{ inches}}", "{}P{}", "{} r{}", "{}:{}", "{}e{}",
+    )  # fmt: skip
+    for form in forms:
+        for one, other in ((45, 30), (3, 8), (5, 2)):
+            gold = form.format(one, other)
+            wrong = form.format(other, one), str(one * other), str(one + other), rf"\frac{{{one}}}{{{other}}}"
+            assert paid(gold, gold, *wrong) == [gold]
+    spellings = [r"45^{\circ}30^{\prime}", "45°30′", r"45^\circ\,30'", r"45^\circ30^\prime"]
+    assert paid(r"45^\circ 30'", *spellings) == spellings
+
+
+def test_the_vertex_of_an_angle_stays_in_the_middle():
+    assert paid(r"\angle ABC", r"\angle CBA", r"\angle{ABC}", r"\angle BAC", r"\angle ACB", "ABC") == [r"\angle CBA"]
+    assert paid(r"2\angle ABC+\angle D", r"\angle D+2\angle CBA", r"\angle B+2\angle DAC") == [r"\angle D+2\angle CBA"]
+    assert paid(r"\angle ABC=30^\circ", r"\angle CBA=30", r"\angle BAC=30") == [r"\angle CBA=30"]
+
+
+def test_a_cross_product_does_not_commute():
+    for left, right in (
+        (r"\vec a", r"\vec b"), (r"\vec{u}_1", r"\vec{v}_1"), (r"\mathbf{a}", r"\mathbf{b}"),
+        (r"\mathbf a", r"\mathbf b"),
+        (r"\boldsymbol{a}_1", r"\boldsymbol{a}_2"), (r"\hat{i}", r"\hat{j}"), (r"(\vec a+\vec b)", r"\vec c"),
+    ):  # fmt: skip
+        assert paid(rf"{left}\times{right}", rf"{left}×{right}", rf"{right}\times{left}") == [rf"{left}×{right}"]
+        assert paid(rf"{left}\cdot{right}", rf"{right}\cdot{left}") == [rf"{right}\cdot{left}"]
+    assert paid(r"2\times x\times y", r"y\times x\times 2") == [r"y\times x\times 2"]

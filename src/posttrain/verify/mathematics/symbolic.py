@@ -27,6 +27,7 @@ from math_verify import LatexExtractionConfig, parse, verify
 
 from posttrain.verify.mathematics import compare
 from posttrain.verify.mathematics.approximate import Numbers, value_of
+from posttrain.verify.mathematics.bases import ACCENTS
 from posttrain.verify.mathematics.congruences import SIGNS
 from posttrain.verify.mathematics.guard import MAX_CHARS, Unreadable
 from posttrain.verify.mathematics.options import Options
@@ -122,17 +123,14 @@ PRECISE = Numbers(
     functions={
         "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "cot": mpmath.cot, "sec": mpmath.sec,
         "csc": mpmath.csc, "arcsin": mpmath.asin, "arccos": mpmath.acos, "arctan": mpmath.atan, "sinh": mpmath.sinh,
-        "cosh": mpmath.cosh, "tanh": mpmath.tanh, "exp": mpmath.exp, "ln": mpmath.log, "lg": mpmath.log10, "abs": abs,
+        "cosh": mpmath.cosh, "tanh": mpmath.tanh, "arcsinh": mpmath.asinh, "arccosh": mpmath.acosh,
+        "arctanh": mpmath.atanh,
+        "exp": mpmath.exp, "ln": mpmath.log, "lg": mpmath.log10, "abs": abs,
         "floor": _floor, "ceil": lambda x: -_floor(-x), "factorial": mpmath.factorial, "binom": mpmath.binomial,
         "degree": mpmath.radians,
     },
 )  # fmt: skip
 """Numbers at the current precision of mpmath."""
-
-
-def is_mathematics(latex: str) -> bool:
-    """Whether math-verify finds mathematics in a text that our grammar cannot read."""
-    return any(not isinstance(value, str) for value in parse(f"$${latex}$$", _READER, parsing_timeout=0))
 
 
 def _math_verify(gold: str, given: str) -> bool:
@@ -146,6 +144,10 @@ def _math_verify(gold: str, given: str) -> bool:
     return verify(read[0], read[1], timeout_seconds=0) and not _numbers_differ(read[0][0], read[1][0])
 
 
+_JOINED = frozenset({"letter", "word", "number", "'", "\\circ", "}", ")", "]", "|", "!"})
+"""Kinds and texts of tokens after which a number without a sign is not a factor: `2h30m`, `45^\\circ 30'`, `5C2`."""
+
+
 def _symbols(tokens: list[Token]) -> set[str]:
     return {token.text for token in tokens if token.kind in ("letter", "word")}
 
@@ -156,9 +158,12 @@ def _plain_enough(tokens: list[Token]) -> bool:
         relations = split(tokens, ("=", "<", ">", "<=", ">=", "≈"))[1]
     except NotAnExpression:
         return False
+    numbers = (place for place, token in enumerate(tokens) if place and token.kind == "number")
+    joined = any(tokens[place - 1].kind in _JOINED or texts[place - 1] in _JOINED for place in numbers)
+    crossed = "×" in texts and any(token.bold or token.text in ACCENTS for token in tokens)
     congruent = not SIGNS.isdisjoint(texts)
     decimals = any(token.kind == "number" and not re.fullmatch("[0-9]+", token.text) for token in tokens)
-    return len(relations) <= 1 and "…" not in texts and not decimals and not congruent
+    return len(relations) <= 1 and "…" not in texts and not (decimals or congruent or joined or crossed)
 
 
 def _numbers_differ(one: Any, other: Any) -> bool:
