@@ -136,3 +136,59 @@ def test_a_cross_product_does_not_commute():
         assert paid(rf"{left}\times{right}", rf"{left}×{right}", rf"{right}\times{left}") == [rf"{left}×{right}"]
         assert paid(rf"{left}\cdot{right}", rf"{right}\cdot{left}") == [rf"{right}\cdot{left}"]
     assert paid(r"2\times x\times y", r"y\times x\times 2") == [r"y\times x\times 2"]
+
+
+# lists with names or units
+
+LABELLED = (
+    ("x={}, y={}", "y={1}, x={0}"), ("a={} and b={}", "b={1} and a={0}"),
+    (r"\text{{mean}}={}, \text{{median}}={}", r"\text{{median}}={1}, \text{{mean}}={0}"),
+    (r"{}\text{{ apples and }}{}\text{{ pears}}", r"{1}\text{{ pears}}, {0}\text{{ apples}}"),
+    (r"{}\text{{ cm}}, {}\text{{ kg}}", r"{1}\text{{ kg}}, {0}\text{{ cm}}"),
+    ("f(1)={}, f(2)={}", "f(2)={1}, f(1)={0}"),
+)  # fmt: skip
+
+
+def test_an_answer_that_leaves_the_names_out_is_in_their_order():
+    for form, turned in LABELLED:
+        for one, other in ((3, 4), (7, 2)):
+            gold = form.format(one, other)
+            right = [gold, turned.format(one, other), f"{one}, {other}"]
+            wrong = [form.format(other, one), turned.format(other, one), f"{other}, {one}"]
+            assert paid(gold, *right, *wrong) == right
+    assert paid("x=1, x=2", "2, 1", "x=2, x=1") == ["2, 1", "x=2, x=1"]
+    assert paid(r"3\text{ cm}, 5\text{ cm}", "5, 3") == ["5, 3"]
+    assert paid("a=1,b=2,c=3", "1,2,3", "3,2,1", "1,3,2") == ["1,2,3"]
+
+
+def test_the_letters_of_a_point_are_in_the_order_of_the_alphabet():
+    for one, other in ("xy", "ab", "mn", "pq"):
+        assert paid("(1,2)", f"({one},{other})=(1,2)", f"({other},{one})=(1,2)") == [f"({one},{other})=(1,2)"]
+        assert paid("(2,1)", f"({other},{one})=(1,2)") == []
+        solutions = f"{one}=1,{other}=2;{one}=3,{other}=4"
+        turned = f"{other}=2,{one}=1;{other}=4,{one}=3"
+        assert paid(solutions, turned, f"{other}=1,{one}=2;{other}=3,{one}=4", "(1,2),(3,4)") == [turned, "(1,2),(3,4)"]
+
+
+# dates and double factorials
+
+
+def test_integers_with_signs_and_no_spaces_between_them_are_text():
+    for text, value in (
+        ("2024-01-05", "2018"), ("1/2/2024", r"\frac{1}{4048}"), ("555-1234", "-679"), ("12-25", "-13"), ("3-2", "1"),
+        ("01/02", r"\frac12"), ("1-800-555", "-1354"), ("10/11/12", r"\frac{10}{132}"),
+    ):  # fmt: skip
+        assert paid(text, text, rf"\text{{{text}}}", value, text[::-1]) == [text, rf"\text{{{text}}}"]
+        assert paid(rf"\text{{{text}}}", text, value) == [text]
+        assert paid(value, text) == []
+    assert paid("2024-01-05, 2024-02-06", "2024-02-06, 2024-01-05", "2018, 2016") == ["2024-02-06, 2024-01-05"]
+    assert paid("5 - 3", "2") == ["2"]
+    assert paid("1/2", "0.5", "2/4") == ["0.5", "2/4"]
+
+
+def test_two_exclamation_marks_are_the_double_factorial():
+    for n, value in ((3, 3), (5, 15), (6, 48), (7, 105), (8, 384)):
+        assert paid(f"{n}!!", str(value), f"({n}!)!", f"{n}!", f"{n}!!!") == [str(value)]
+        assert paid(str(value), f"{n}!!") == [f"{n}!!"]
+    assert paid("(3!)!", "720") == ["720"]
+    assert paid("n!!+1", "1+n!!", "n!+1") == ["1+n!!"]

@@ -82,9 +82,17 @@ def _same(gold: Value, given: Value, how: How) -> bool | None:
         equal = _same_meaning(gold, given, how)
     if gold.name is not None and given.name is not None and gold.name != given.name:
         return _same_formula(gold, given)
+    if gold.name is None and given.name is not None and given.name.startswith("(") and not _in_order(given.name):
+        return False
     if equal is False:
         return False
     return equal if same_unit(gold.unit, given.unit, any_noun=how.options.words) else False
+
+
+def _in_order(point: str) -> bool:
+    """Whether the letters of a point are in the order of the alphabet: (x,y), but not (y,x)."""
+    letters = [letter.casefold() for letter in point if letter.isalpha()]
+    return letters == sorted(letters)
 
 
 def _same_number(gold: Number, given: Number, options: Options) -> bool:
@@ -207,7 +215,7 @@ def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
     if len(golds) != len(givens):
         return False
     dotted = any(item.text == "…" for item in golds)
-    if dotted or (how.options.ordered and not gold.braced):
+    if dotted or (how.options.ordered and not gold.braced) or _leaves_out_which(golds, givens):
         return _all_same(golds, givens, how)
     items = () if how.options.rounded_places else (*golds, *givens)
     if items and all(isinstance(item.meaning, Number) and item.unit is None and item.name is None for item in items):
@@ -223,6 +231,17 @@ def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
         else:
             return False
     return None if unsure else True
+
+
+def _leaves_out_which(golds: Sequence[Value], givens: Sequence[Value]) -> bool:
+    """Whether the gold's items have different names or units, and the answer does not say which is which."""
+    return any(
+        len(set(expected) - {None}) > 1 and None in found
+        for expected, found in (
+            ([item.name for item in golds], [item.name for item in givens]),
+            ([item.unit for item in golds], [item.unit for item in givens]),
+        )
+    )
 
 
 def _exact(item: Value) -> Fraction | int:

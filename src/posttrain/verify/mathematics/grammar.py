@@ -142,14 +142,23 @@ class _Reader(Bases):
                 self.take()
                 node = self._raised(node)
             elif following == "!":
-                self.take()
-                node = Call("factorial", (node,))
+                node = Call(self._factorial(), (node,))
             elif following == "%":
                 self.take()
                 node = _percent(node)
             else:
                 self.depth -= 1
                 return node
+
+    def _factorial(self) -> str:
+        """The function of one or two exclamation marks. 5!! is 5 * 3 * 1, not (5!)!."""
+        marks = 0
+        while self.peek() == "!":
+            self.take()
+            marks += 1
+        if marks > 2:
+            raise NotAnExpression
+        return "factorial" if marks == 1 else "double factorial"
 
     def _raised(self, base: Node) -> Node:
         if self.peek() == "\\circ" or (self.peek() == "{" and self.peek(1) == "\\circ" and self.peek(2) == "}"):

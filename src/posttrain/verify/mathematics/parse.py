@@ -36,7 +36,7 @@ from posttrain.verify.mathematics.values import (
 
 _PLAIN = re.compile(r"\s*(-?)([1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?\.?\s*")
 _FRACTION = re.compile(
-    r"\s*(-?)(?:\\[dt]?frac\{\s?(-?[0-9]{1,400})\s?\}\{\s?([0-9]{1,400})\s?\}|([0-9]{1,400})/([0-9]{1,400}))\.?\s*"
+    r"\s*(-?)(?:\\[dt]?frac\{\s?(-?[0-9]{1,400})\s?\}\{\s?([0-9]{1,400})\s?\}|((?!0[0-9])[0-9]{1,400})/((?!0[0-9])[0-9]{1,400}))\.?\s*"
 )
 _MEASURE = re.compile(r"(-?)([1-9][0-9]{0,30}) ([a-z]{3,})")
 """A number with a noun: a frequent form that is read without tokens."""
@@ -174,6 +174,7 @@ def _solutions(tokens: Sequence[Token], statements: Statements) -> Value | None:
     ):
         return None
     points = [[statements.read(_bare(part)) for part in group] for group in groups]
+    points = [sorted(point, key=lambda item: item.name or "") for point in points]
     names = [[item.name for item in point] for point in points]
     if None in names[0] or len(set(names[0])) < len(names[0]) or any(other != names[0] for other in names):
         return None

@@ -42,7 +42,7 @@ _READER = [LatexExtractionConfig()]
 
 DIGITS_OF_CONSTANTS = 2 * MAX_CHARS + 50
 DIGITS_AT_POINTS = 60
-DIGITS_OF_DIFFERENCES = 10_000
+DIGITS_OF_DIFFERENCES = 1_000
 POINTS = 6
 """Number of points at which a verdict of math-verify is checked, and twice the number at which ours needs values."""
 
@@ -126,7 +126,8 @@ PRECISE = Numbers(
         "cosh": mpmath.cosh, "tanh": mpmath.tanh, "arcsinh": mpmath.asinh, "arccosh": mpmath.acosh,
         "arctanh": mpmath.atanh,
         "exp": mpmath.exp, "ln": mpmath.log, "lg": mpmath.log10, "abs": abs,
-        "floor": _floor, "ceil": lambda x: -_floor(-x), "factorial": mpmath.factorial, "binom": mpmath.binomial,
+        "floor": _floor, "ceil": lambda x: -_floor(-x), "factorial": mpmath.factorial,
+        "double factorial": mpmath.fac2, "binom": mpmath.binomial,
         "degree": mpmath.radians,
     },
 )  # fmt: skip
