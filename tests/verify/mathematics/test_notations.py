@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
-from posttrain.rewards import math
+from posttrain.rewards import gsm8k, math
 
 
 def paid(gold: str, *answers: str) -> list[str]:
@@ -192,3 +192,24 @@ def test_two_exclamation_marks_are_the_double_factorial():
         assert paid(str(value), f"{n}!!") == [f"{n}!!"]
     assert paid("(3!)!", "720") == ["720"]
     assert paid("n!!+1", "1+n!!", "n!+1") == ["1+n!!"]
+
+
+# words and signs that change a number
+
+PARTS = (
+    "halves", "thirds", "fourths", "fifths", "sixths", "sevenths", "eighths", "ninths", "tenths", "elevenths",
+    "twelfths", "thirteenths", "twentieths", "fortieths", "hundredths", "thousandths", "millionths",
+)  # fmt: skip
+
+
+def test_parts_bounds_and_signs_change_a_number():
+    changed = [*(f"7 {part}" for part in PARTS), *(f"7 and two {part}" for part in PARTS)]
+    changed += ["7 and a half", "7 and one quarter", "7‰", "7…", "7 per mille", "half 7", "<7", ">7", "≤7"]
+    changed += ["7 (negative)", "7 (approximately)", "7 with a minus sign", "7 dozen"]
+    plain = ["7 sixth graders", "7 months", "7 half-dollars", "7 books and pens", "7 (eggs)", "7 per day", "> 7"]
+    for prefix in ("", "#### "):
+        assert [said for said in changed if gsm8k(prefix + said, "7", answer_from="last_line") == 1.0] == []
+        assert [said for said in plain if gsm8k(prefix + said, "7", answer_from="last_line") != 1.0] == []
+    assert paid("7", r"7\text{ per cent}", r"7\text{ tenths}", r"7\text{ halves}") == []
+    assert paid(r"7\%", r"7\text{ per cent}", "0.07") == [r"7\text{ per cent}", "0.07"]
+    assert paid(r"2\text{ dozen}", "24", "2", r"2\text{ dozen}") == ["24", r"2\text{ dozen}"]

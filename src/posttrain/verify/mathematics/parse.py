@@ -40,6 +40,7 @@ _FRACTION = re.compile(
 )
 _MEASURE = re.compile(r"(-?)([1-9][0-9]{0,30}) ([a-z]{3,})")
 """A number with a noun: a frequent form that is read without tokens."""
+_PER_CENT = re.compile(r"\bper\s+cent(?![a-z])", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
 _LABEL = re.compile(
     r"\s*(?P<opening>\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{)?\s*"
@@ -68,7 +69,7 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     if measure and (unit := UNITS.get(measure[3]) or UNITS.get(measure[3].removesuffix("s"))):
         sign, digits = measure[1], measure[2]
         return Value(f"{sign}{digits}{measure[3]}", Number(-int(digits) if sign else int(digits)), unit)
-    text = without_label(text)
+    text = _PER_CENT.sub("percent", without_label(text))
     if (split := split_unit(text)) is not None and (value := _with_unit(*split, options)) is not None:
         return value
     tokens = with_moduli(tokenise(text))

@@ -29,7 +29,7 @@ NUMBER = re.compile(
     r"(?:[0-9]++)?\s?\\[dt]?frac\s?(?:\{\s?-?[0-9]++\s?\}\s?\{\s?[0-9]++\s?\}|[0-9][0-9])"
     r"|[0-9]++[ ][0-9]++/[0-9]++(?![0-9.,]*/)"
     rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
-    rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|percent\b|pct\b))?"
+    rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|per\s?cent\b|pct\b))?"
 )
 """A number with its sign, its currency and its percent sign. `1 million` is one number."""
 
