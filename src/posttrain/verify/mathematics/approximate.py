@@ -47,9 +47,11 @@ ROUGH = Numbers(
     functions={
         "sin": cmath.sin, "cos": cmath.cos, "tan": cmath.tan, "arcsin": cmath.asin, "arccos": cmath.acos,
         "arctan": cmath.atan, "sinh": cmath.sinh, "cosh": cmath.cosh, "tanh": cmath.tanh, "exp": cmath.exp, "abs": abs,
+        "arcsinh": cmath.asinh, "arccosh": cmath.acosh, "arctanh": cmath.atanh,
         "cot": lambda x: 1 / cmath.tan(x), "sec": lambda x: 1 / cmath.cos(x), "csc": lambda x: 1 / cmath.sin(x),
         "floor": lambda x: math.floor(x.real), "ceil": lambda x: math.ceil(x.real),
         "factorial": lambda x: math.gamma(x.real + 1),
+        "double factorial": lambda x: math.prod(range(int(x.real), 1, -2)) if x == int(x.real) else math.nan,
         "binom": lambda n, k: math.gamma(n.real + 1) / math.gamma(k.real + 1) / math.gamma((n - k).real + 1),
         "ln": cmath.log, "lg": cmath.log10, "degree": lambda x: x * math.pi / 180,
     },

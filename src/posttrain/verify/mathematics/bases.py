@@ -7,18 +7,27 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from posttrain.verify.mathematics.guard import MAX_DIGITS, Unreadable
-from posttrain.verify.mathematics.structure import Cursor, NotAnExpression
+from posttrain.verify.mathematics.structure import Cursor, NotAnExpression, angle_name
 from posttrain.verify.mathematics.tokens import Token, words
-from posttrain.verify.mathematics.values import Call, Grid, Literal, Node, Power, Quotient, Root, Symbol
+from posttrain.verify.mathematics.values import Call, Grid, Literal, Minus, Node, Power, Quotient, Root, Symbol
 
 FUNCTIONS = words("functions", prefix="\\")
-_ACCENTS = frozenset({"\\vec", "\\hat", "\\bar", "\\tilde", "\\overline", "\\overrightarrow", "\\widehat"})
+ACCENTS = frozenset({"\\vec", "\\hat", "\\bar", "\\tilde", "\\overline", "\\overrightarrow", "\\widehat"})
 _MATRICES = frozenset({"matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix"})
 _PAIRS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil", "|": "|"}
 _BETWEEN = {"\\lfloor": "floor", "\\lceil": "ceil", "|": "abs"}
+_INVERTIBLE = frozenset({"sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh"})
+_OF_RECIPROCAL = {"sec": "arccos", "csc": "arcsin"}
 _NAMED_FUNCTIONS = frozenset("fgh")
-COMMANDS = FUNCTIONS | _ACCENTS | {"\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil"}
+COMMANDS = FUNCTIONS | ACCENTS | {"\\frac", "\\sqrt", "\\binom", "\\lfloor", "\\lceil"}
 """Commands that may begin a base, in addition to letters, numbers and brackets."""
+
+
+def _inverse(name: str, arguments: tuple[Node, ...]) -> Node:
+    r"""The inverse function: `\sin^{-1} x` is arcsin x and not 1/sin x."""
+    if name in _OF_RECIPROCAL and len(arguments) == 1:
+        return Call(_OF_RECIPROCAL[name], (Quotient(Literal(1), arguments[0]),))
+    return Call(f"arc{name}", arguments)
 
 
 def literal(text: str) -> Literal:
@@ -66,8 +75,8 @@ class Bases(Cursor, ABC):
             return self._root()
         if text == "\\binom":
             return Call("binom", (self._argument(), self._argument()))
-        if text in _ACCENTS:
-            return Symbol(f"{text} {self._subscript()}")
+        if text in ACCENTS:
+            return self._subscripted(f"{text} {self._subscript()}")
         if text in FUNCTIONS:
             return self._function(text[1:])
         if text.startswith("\\begin{") and text[7:-1] in _MATRICES:
@@ -92,15 +101,30 @@ class Bases(Cursor, ABC):
     def _symbol(self, letter: str) -> Node:
         if letter == "…":
             raise NotAnExpression
-        name = letter
+        if letter == "∠":
+            return Symbol(self._angle())
+        symbol = self._subscripted(letter)
+        if letter in _NAMED_FUNCTIONS and self.peek() == "(":
+            return Call(symbol.name, self._arguments())
+        return symbol
+
+    def _subscripted(self, name: str) -> Symbol:
+        """The symbol with its subscript and primes."""
         if self.peek() == "_":
             self.take()
-            name = f"{letter}_{self._subscript()}"
+            name = f"{name}_{self._subscript()}"
         while self.peek() == "'":
             name += self.take().text
-        if letter in _NAMED_FUNCTIONS and self.peek() == "(":
-            return Call(name, self._arguments())
         return Symbol(name)
+
+    def _angle(self) -> str:
+        """The name of an angle. ABC and CBA are the same angle, BAC is another one."""
+        points: list[str] = []
+        while self.kind() == "letter" or (self.kind() == "number" and not points):
+            points.append(self.take().text)
+        if not points:
+            raise NotAnExpression
+        return angle_name(points)
 
     def _subscript(self) -> str:
         """A subscript as written."""
@@ -173,6 +197,8 @@ class Bases(Cursor, ABC):
         self.descend()
         arguments = self._arguments() if self.peek() == "(" else (self.bare_argument(),)
         self.depth -= 1
+        if name in _INVERTIBLE and exponent == Minus(Literal(1)):
+            return _inverse(name, arguments)
         call = Call(name, arguments if base is None else (*arguments, base))
         return call if exponent is None else Power(call, exponent)
 

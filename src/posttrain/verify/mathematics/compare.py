@@ -13,12 +13,14 @@ from posttrain.verify.mathematics.guard import Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.polynomials import ONE, Algebra, Atom, Polynomial, Ratio, atom, number
 from posttrain.verify.mathematics.regions import equal_ends, interval, points
+from posttrain.verify.mathematics.samples import counts_steps
 from posttrain.verify.mathematics.structure import NotAnExpression
 from posttrain.verify.mathematics.units import same_unit
 from posttrain.verify.mathematics.values import (
     Based,
     Bracket,
     Colons,
+    Congruence,
     Equation,
     Expression,
     Listing,
@@ -80,9 +82,17 @@ def _same(gold: Value, given: Value, how: How) -> bool | None:
         equal = _same_meaning(gold, given, how)
     if gold.name is not None and given.name is not None and gold.name != given.name:
         return _same_formula(gold, given)
+    if gold.name is None and given.name is not None and given.name.startswith("(") and not _in_order(given.name):
+        return False
     if equal is False:
         return False
     return equal if same_unit(gold.unit, given.unit, any_noun=how.options.words) else False
+
+
+def _in_order(point: str) -> bool:
+    """Whether the letters of a point are in the order of the alphabet: (x,y), but not (y,x)."""
+    letters = [letter.casefold() for letter in point if letter.isalpha()]
+    return letters == sorted(letters)
 
 
 def _same_number(gold: Number, given: Number, options: Options) -> bool:
@@ -102,6 +112,8 @@ def _same_number(gold: Number, given: Number, options: Options) -> bool:
 
 
 def _same_meaning(gold: Value, given: Value, how: How) -> bool | None:
+    if isinstance(gold.meaning, Congruence) or isinstance(given.meaning, Congruence):
+        return _same_congruence(gold.meaning, given.meaning)
     match gold.meaning, given.meaning:
         case ((Number() | Expression()), (Number() | Expression())):
             return _same_expression(gold.meaning, given.meaning, how)
@@ -155,7 +167,7 @@ def _same_expression(gold: Number | Expression, given: Number | Expression, how:
         nodes[1]
     ):
         return False
-    for sample in range(_SAMPLES):
+    for sample in range(0 if counts_steps(*nodes) else _SAMPLES):
 
         def point(name: str, sample: int = sample) -> complex:
             return 0.4 + zlib.crc32(f"{name} {sample}".encode()) % 9973 / 7000
@@ -203,7 +215,7 @@ def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
     if len(golds) != len(givens):
         return False
     dotted = any(item.text == "…" for item in golds)
-    if dotted or (how.options.ordered and not gold.braced):
+    if dotted or (how.options.ordered and not gold.braced) or _leaves_out_which(golds, givens):
         return _all_same(golds, givens, how)
     items = () if how.options.rounded_places else (*golds, *givens)
     if items and all(isinstance(item.meaning, Number) and item.unit is None and item.name is None for item in items):
@@ -219,6 +231,17 @@ def _same_listing(gold: Listing, given: Listing, how: How) -> bool | None:
         else:
             return False
     return None if unsure else True
+
+
+def _leaves_out_which(golds: Sequence[Value], givens: Sequence[Value]) -> bool:
+    """Whether the gold's items have different names or units, and the answer does not say which is which."""
+    return any(
+        len(set(expected) - {None}) > 1 and None in found
+        for expected, found in (
+            ([item.name for item in golds], [item.name for item in givens]),
+            ([item.unit for item in golds], [item.unit for item in givens]),
+        )
+    )
 
 
 def _exact(item: Value) -> Fraction | int:
@@ -265,6 +288,13 @@ def _same_matrix(gold: Matrix, given: Matrix, how: How) -> bool | None:
         return False
     one, other = ([cell for row in matrix.rows for cell in row] for matrix in (gold, given))
     return _all_same(one, other, how)
+
+
+def _same_congruence(gold: Meaning, given: Meaning) -> bool:
+    if not (isinstance(gold, Congruence) and isinstance(given, Congruence)):
+        return False
+    apart = gold.residue - given.residue
+    return gold.left == given.left and gold.modulus == given.modulus and apart % gold.modulus == 0
 
 
 def _as_equation(value: Value) -> Equation:

@@ -6,7 +6,14 @@ import re
 from itertools import pairwise
 
 from posttrain.verify.mathematics import places
-from posttrain.verify.mathematics.denials import is_changed, is_denied, is_guess, is_reference, is_task
+from posttrain.verify.mathematics.denials import (
+    is_changed,
+    is_changed_behind,
+    is_denied,
+    is_guess,
+    is_reference,
+    is_task,
+)
 from posttrain.verify.mathematics.estimates import is_estimated, is_open_ended, rounds_to
 from posttrain.verify.mathematics.guard import MAX_CHARS
 from posttrain.verify.mathematics.reader import Extracted, Reader, ambiguous
@@ -81,6 +88,8 @@ def of_sentence(sentence: str, reader: Reader) -> Extracted:
         return ambiguous(len(atoms), detail="a comparison of two numbers")
     if atoms and (is_changed(clause, atoms[-1][1]) or (not reader.estimates and is_estimated(clause, atoms[-1][1]))):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} is changed or only estimated")
+    if atoms and is_changed_behind(clause, atoms[-1][2]):
+        return Extracted(None, reason="no_answer", detail=f"the words behind {atoms[-1][0]!r} change it")
     if atoms and is_reference(clause, atoms[-1][1]):
         return Extracted(None, reason="no_answer", detail=f"{atoms[-1][0]!r} only numbers the word before it")
     if atoms and not reader.options.last_side and (left := contradicts(clause, atoms[-1][1])):

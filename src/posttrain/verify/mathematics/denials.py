@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from posttrain.verify.mathematics.units import FRACTIONS
+
 _DENIAL = (
     r"(?:\bnot|n['’]t|\bnever|\bcannot|\bneither|\bnor|\bno\s+longer|\bother\s+than|\banything\s+but|\bexcept|"
     r"\bnicht|\bno\s+es|\bnão(?:\s+é)?|(?<!\w)не\b|\bnon\s+è|\bpas|不是|不等于|并非|\binstead\s+of|\brather\s+than|\bfar\s+from|\bdifferent\s+from|\bwrong\s+to\s+say|\bdoubt|\bdeny)"
@@ -15,9 +17,17 @@ _STRUCK = (
 )
 _CHANGED_BEFORE = re.compile(
     r"(?:\b(?:(?:more|less|greater|fewer|bigger|smaller|higher|lower|larger)\s+than|(?:half|third|root|opposite|reciprocal|"
-    r"inverse|logarithm)\s+of|minus|negative|twice|double|triple|thrice|log|ln))[\s$({]*$",
+    r"inverse|logarithm)\s+of|minus|negative|half|quarter|twice|double|triple|thrice|log|ln))[\s$({]*$",
     re.IGNORECASE,
 )
+_BOUND_BEFORE = re.compile(r"^[^\w<>]*(?<![-=<>])(?:[<≤≥]|>(?!\s)|\\(?:lt|gt|leq?|geq?)(?![a-z]))=?[\s$({]*$")
+_CHANGED_BEHIND = re.compile(
+    rf"\s?[‰‱…]|[\s$)}}*-]*(?:(?:and\s+(?:an?|[a-z]+)[\s-]+{FRACTIONS}|(?!quarter){FRACTIONS}(?<=s))\b"
+    r"|per\s*(?:mille?|hundred|thousand|[a-z]*illion)\b"
+    r"|\(?\s*(?:negative|minus\b(?!\s*[$(\d])|with\s+a\s+(?:minus|negative)))",
+    re.IGNORECASE,
+)
+"""What changes the number before it: `7 tenths`, `7 and a half`, `7‰`, `7 (negative)`."""
 _DENIED_BEFORE = re.compile(
     rf"(?:{_STRUCK})$|{_DENIAL}(?:{_BARE}+(?:be|is|it|it's|that|equal|equals|to|exactly|simply|just|really|actually|the|a|an|my|our|"
     rf"final|correct|right|number|value|answer|result|say|called)(?![A-Za-z]))*+{_BARE}*$",
@@ -81,7 +91,18 @@ def is_denied(text: str, start: int, end: int) -> bool:
 
 def is_changed(text: str, start: int) -> bool:
     """Whether the word before a number changes its value: `negative 7`, `half of 7`, `more than 7`."""
-    return _CHANGED_BEFORE.search(text, max(start - 40, 0), start) is not None
+    if _CHANGED_BEFORE.search(text, max(start - 40, 0), start) is not None:
+        return True
+    return start < 40 and _BOUND_BEFORE.match(text[:start]) is not None
+
+
+def is_changed_behind(text: str, end: int) -> bool:
+    """Whether what follows a number changes its value.
+
+    >>> is_changed_behind("7 tenths", 1), is_changed_behind("7 and a half", 1), is_changed_behind("7 sixth graders", 1)
+    (True, True, False)
+    """
+    return _CHANGED_BEHIND.match(text, end, end + 60) is not None
 
 
 def is_reference(text: str, start: int) -> bool:

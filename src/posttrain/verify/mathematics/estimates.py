@@ -24,7 +24,7 @@ _ANSWER = re.compile(
     r"|[^,;]*[0-9](?:\.\.|\s?…)\W*$",
     re.IGNORECASE,
 )
-_OPEN_END = re.compile(r"\+(?!\s*\$?[\w\\(+-])|(?<=\.)\.|\.\.")
+_OPEN_END = re.compile(r"\+(?!\s*\$?[\w\\(+-])|(?<=\.)\.|\.\.|[\s$]*\(\s*" + _ESTIMATE + r"\s*\)")
 _NAMED = re.compile(rf"\s*\\?[A-Za-z]+(?:_\S{{1,9}})?\s*{_SIGN}[^,;]*$")
 _ESTIMATED_BEFORE = re.compile(rf"\b{_ESTIMATE}[\s$({{]*$", re.IGNORECASE)
 _BOUNDED_BEFORE = re.compile(

@@ -40,7 +40,7 @@ from posttrain.verify.mathematics.values import (
     free_symbols,
 )
 
-_CLOSED = frozenset({"factorial", "binom", "degree"})
+_CLOSED = frozenset({"factorial", "double factorial", "binom", "degree"})
 """Functions that a final answer may contain: 5!, 20 choose 10, an angle in degrees."""
 
 
@@ -147,6 +147,9 @@ class Evaluator:
             return self.algebra.multiply(arguments[0], self.algebra.divide(atom(Atom("π")), number(180)))
         if name == "factorial" and numbers[0] is not None:
             return number(_factorial(numbers[0], self.algebra))
+        if name == "double factorial" and numbers[0] is not None:
+            _factorial(numbers[0], self.algebra)  # for its limits
+            return number(math.prod(range(int(numbers[0]), 1, -2)))
         if name == "binom" and all(n is not None for n in numbers):
             return number(_binomial(*numbers, self.algebra))  # type: ignore[arg-type]
         if name in ("floor", "ceil", "abs") and numbers[0] is not None:

@@ -17,6 +17,7 @@ from posttrain.verify.mathematics.guard import NeedsAlgebra, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse
 from posttrain.verify.mathematics.sentences import FORMULA, without_dollars
+from posttrain.verify.mathematics.tokens import tokenise
 from posttrain.verify.mathematics.values import Value
 
 
@@ -96,12 +97,16 @@ def read_gold(text: str, options: Options) -> Value:
 
 
 @lru_cache(maxsize=4096)
-def require_mathematics(text: str) -> None:
-    """Raise DataError for a gold that neither our grammar nor math-verify can read. May take long."""
-    from posttrain.verify.mathematics import symbolic  # loads sympy, so only if needed
-
-    if not symbolic.is_mathematics(text):
-        raise unusable(text, "it is not mathematics")
+def require_whole(text: str) -> None:
+    """Raise DataError for a gold that the grammar cannot read and that is only a part of a formula. Of any other gold
+    that it cannot read, the same text is right."""
+    texts = [token.text for token in tokenise(text)]
+    depth = lowest = 0
+    for token in texts:
+        depth += (token == "{" or token.startswith("\\begin{")) - (token == "}" or token.startswith("\\end{"))
+        lowest = min(lowest, depth)
+    if depth or lowest or not any(map(str.isalnum, "".join(texts))):
+        raise unusable(text, "the grammar cannot read it, and it is not a whole formula")
 
 
 def unusable(text: str, why: str) -> DataError:

@@ -14,10 +14,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
-from posttrain.verify.mathematics.bases import COMMANDS, FUNCTIONS, Bases, literal
+from posttrain.verify.mathematics.bases import ACCENTS, COMMANDS, FUNCTIONS, Bases, literal
 from posttrain.verify.mathematics.structure import NotAnExpression
 from posttrain.verify.mathematics.tokens import Token
-from posttrain.verify.mathematics.values import Call, Literal, Minus, Node, PlusMinus, Power, Product, Quotient, Sum
+from posttrain.verify.mathematics.values import (
+    Call,
+    Literal,
+    Minus,
+    Node,
+    PlusMinus,
+    Power,
+    Product,
+    Quotient,
+    Sum,
+)
 
 
 def expression(tokens: Sequence[Token]) -> Node:
@@ -48,13 +58,20 @@ class _Reader(Bases):
         return self.product()
 
     def product(self) -> Node:
+        start = self.position
         factors: list[Node] = [self.factor()]
         signed = False
         while True:
             following = self.peek()
             if following in ("*", "×"):
+                vector = following == "×" and self._has_vector(start)
                 self.take()
-                factors.append(self.factor())
+                start = self.position
+                factor = self.factor()
+                if vector and self._has_vector(start):  # it does not commute
+                    factors[-1] = Call("cross", (factors[-1], factor))
+                else:
+                    factors.append(factor)
                 signed = True
             elif following in ("/", "÷"):
                 self.take()
@@ -66,11 +83,15 @@ class _Reader(Bases):
                 if fraction is not None:
                     factors[-1] = fraction
                     continue
-                bracketed = following in ("(", "[")
+                bracketed, start = following in ("(", "["), self.position
                 factors.append(self.factor())
                 signed = signed or (bracketed and isinstance(factors[-1], Literal) and isinstance(factors[-2], Literal))
             else:
                 return factors[0] if len(factors) == 1 else Product(tuple(factors), signed)
+
+    def _has_vector(self, start: int) -> bool:
+        """Whether the tokens read since `start` have a symbol with an accent or in bold."""
+        return any(token.bold or token.text in ACCENTS for token in self.tokens[start : self.position])
 
     def _continues(self) -> bool:
         """Whether the next token is a factor without a multiplication sign."""
@@ -121,14 +142,23 @@ class _Reader(Bases):
                 self.take()
                 node = self._raised(node)
             elif following == "!":
-                self.take()
-                node = Call("factorial", (node,))
+                node = Call(self._factorial(), (node,))
             elif following == "%":
                 self.take()
                 node = _percent(node)
             else:
                 self.depth -= 1
                 return node
+
+    def _factorial(self) -> str:
+        """The function of one or two exclamation marks. 5!! is 5 * 3 * 1, not (5!)!."""
+        marks = 0
+        while self.peek() == "!":
+            self.take()
+            marks += 1
+        if marks > 2:
+            raise NotAnExpression
+        return "factorial" if marks == 1 else "double factorial"
 
     def _raised(self, base: Node) -> Node:
         if self.peek() == "\\circ" or (self.peek() == "{" and self.peek(1) == "\\circ" and self.peek(2) == "}"):

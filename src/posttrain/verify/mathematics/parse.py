@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
+from posttrain.verify.mathematics.congruences import with_moduli
 from posttrain.verify.mathematics.guard import MAX_CHARS, MAX_DIGITS, MAX_ITEMS, Unreadable
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.regions import united
@@ -35,10 +36,11 @@ from posttrain.verify.mathematics.values import (
 
 _PLAIN = re.compile(r"\s*(-?)([1-9][0-9]{0,2}(?:,[0-9]{3})+|[0-9]+)(?:\.([0-9]+))?\.?\s*")
 _FRACTION = re.compile(
-    r"\s*(-?)(?:\\[dt]?frac\{\s?(-?[0-9]{1,400})\s?\}\{\s?([0-9]{1,400})\s?\}|([0-9]{1,400})/([0-9]{1,400}))\.?\s*"
+    r"\s*(-?)(?:\\[dt]?frac\{\s?(-?[0-9]{1,400})\s?\}\{\s?([0-9]{1,400})\s?\}|((?!0[0-9])[0-9]{1,400})/((?!0[0-9])[0-9]{1,400}))\.?\s*"
 )
 _MEASURE = re.compile(r"(-?)([1-9][0-9]{0,30}) ([a-z]{3,})")
 """A number with a noun: a frequent form that is read without tokens."""
+_PER_CENT = re.compile(r"\bper\s+cent(?![a-z])", re.IGNORECASE)
 _DECIMAL_COMMA = re.compile(r"(-?[0-9]+),([0-9]+)")
 _LABEL = re.compile(
     r"\s*(?P<opening>\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{)?\s*"
@@ -67,10 +69,10 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     if measure and (unit := UNITS.get(measure[3]) or UNITS.get(measure[3].removesuffix("s"))):
         sign, digits = measure[1], measure[2]
         return Value(f"{sign}{digits}{measure[3]}", Number(-int(digits) if sign else int(digits)), unit)
-    text = without_label(text)
+    text = _PER_CENT.sub("percent", without_label(text))
     if (split := split_unit(text)) is not None and (value := _with_unit(*split, options)) is not None:
         return value
-    tokens = tokenise(text)
+    tokens = with_moduli(tokenise(text))
     if not tokens:
         raise Unreadable("no_answer", "the answer is empty")
     written = spelled(tokens)
@@ -173,6 +175,7 @@ def _solutions(tokens: Sequence[Token], statements: Statements) -> Value | None:
     ):
         return None
     points = [[statements.read(_bare(part)) for part in group] for group in groups]
+    points = [sorted(point, key=lambda item: item.name or "") for point in points]
     names = [[item.name for item in point] for point in points]
     if None in names[0] or len(set(names[0])) < len(names[0]) or any(other != names[0] for other in names):
         return None

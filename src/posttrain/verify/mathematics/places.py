@@ -56,7 +56,7 @@ _DENIAL_BEFORE = re.compile(
 )
 _SENTENCE_END = re.compile(r"\n|(?<!\\)(?<!\bNo)[.!?](?=[\s\"*)]|$)")
 _LABEL = re.compile(r"^(?:A|[Aa]ns(?:wer)?|Result|Solution|Total)\s*[*_]*\s*[:=]\s*")
-PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|percent\b|percentage\b|pct\b)")
+PERCENT_BEHIND = re.compile(r"\s?\$?\s?(?:\\?%|per\s?cent\b|percentage\b|pct\b)")
 _MINUS_BEFORE = re.compile(r"(?:^|[^\w)\]}.\s])\s*([-−])[\s$]*$|(?:^|\s(?:is|are|be|equals))\s*([-−])[\s$]*$")
 _DISPLAYED = re.compile(r"(\$\$|\\[\[(])((?:[^$\\]|\\(?![\[\]()]))*+)(\$\$|\\[\])])")
 DELIMITERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"))

@@ -29,7 +29,7 @@ NUMBER = re.compile(
     r"(?:[0-9]++)?\s?\\[dt]?frac\s?(?:\{\s?-?[0-9]++\s?\}\s?\{\s?[0-9]++\s?\}|[0-9][0-9])"
     r"|[0-9]++[ ][0-9]++/[0-9]++(?![0-9.,]*/)"
     rf"|(?P<plain>{_DIGITS})(?P<slashes>(?:\s?/\s?{_DIGITS})*+)"
-    rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|percent\b|pct\b))?"
+    rf")(?:\s(?:{'|'.join(MULTIPLES)})s?\b)?(?:\s?(?:\\?%|per\s?cent\b|pct\b))?"
 )
 """A number with its sign, its currency and its percent sign. `1 million` is one number."""
 
@@ -127,6 +127,7 @@ def computed(text: str) -> Number | None:
     text = re.sub(r"divided\s+by", "/", text.replace("\\%", "%"))
     text = re.sub(r"\b(?:x|of|plus|minus|times)\b|[−×÷·]", lambda sign: _WORDS_OF_SIGNS[sign.group()], text)
     text = re.sub(r"\\?[$€£¥]", "", text)
+    text = re.sub(r"(?<=[0-9])([-/])(?=[0-9])", r" \1 ", text)  # a computation, not a date
     text = text.removeprefix("(") if text.count("(") == text.count(")") + 1 else text
     return None if "%" in text and re.search(r"[-+]", text) else _number(text)
 

@@ -2,12 +2,14 @@ r"""One statement of an answer: `x = 5`, `0 \le x < 1`, `f(x) = x^2`, `2x + z = 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 
 from posttrain.verify.mathematics.bases import FUNCTIONS
 from posttrain.verify.mathematics.compare import agree
+from posttrain.verify.mathematics.congruences import congruence
 from posttrain.verify.mathematics.guard import Unreadable
 from posttrain.verify.mathematics.polynomials import ONE, Atom, Ratio, atom, exactly, number
 from posttrain.verify.mathematics.regions import INFINITY, MINUS_INFINITY, mirrored, place
@@ -19,6 +21,7 @@ from posttrain.verify.mathematics.values import (
     Bracket,
     Call,
     Colons,
+    Congruence,
     Equation,
     Expression,
     Matrix,
@@ -47,9 +50,11 @@ class Statements(Things):
 
     def read(self, tokens: Sequence[Token]) -> Value:
         tokens = [Token("operator", "%") if t.kind == "word" and t.text in _PERCENT else t for t in tokens]
+        if (parts := congruence(tokens)) is not None:
+            return self._congruence(*parts)
         sides, relations = split(tokens, _RELATIONS)
         if not relations:
-            return self.thing(tokens)
+            return _chain(tokens) or self.thing(tokens)
         if not all(sides):
             raise NotAnExpression
         if relations == ["∈"]:
@@ -59,6 +64,18 @@ class Statements(Things):
         if set(relations) <= set(_ORDER):
             return self._inequality(sides, relations)
         raise NotAnExpression
+
+    def _congruence(self, left: Sequence[Token], right: Sequence[Token], modulus: Sequence[Token]) -> Value:
+        """A congruence with integers on the right. A residue of the modulus or more still has to be reduced."""
+        numbers = [value.meaning for side in (right, modulus) if (value := self.thing(side)).unit is None]
+        integers = [int(one.value) for one in numbers if isinstance(one, Number) and one.value == int(one.value)]
+        name = name_of(left) if left else None
+        if len(integers) < 2 or integers[1] < 1 or (left and not any(token.kind == "letter" for token in left)):
+            raise NotAnExpression
+        residue, divisor = integers
+        meaning = Congruence(residue, divisor, "" if name else spelled(left))
+        undone = frozenset({"residue"} if abs(residue) >= divisor else ())
+        return Value("", meaning, name=name, computations=undone)
 
     def _equality(self, sides: list[Sequence[Token]], relations: list[str]) -> Value:
         """The value of an equality: the last side of a chain whose sides agree, or an equation with symbols itself."""
@@ -70,7 +87,7 @@ class Statements(Things):
             names.append(name)
             foreign |= all(token.kind == "word" for token in sides[0]) and name.lower() not in QUANTITIES
             sides, relations = sides[1:], relations[1:]
-        values = [self.thing(side) for side in sides]
+        values = [(_chain(side) if len(sides) == 1 else None) or self.thing(side) for side in sides]
         if foreign and any(isinstance(value.meaning, Words) or _has_symbols(value) for value in values):
             raise Unreadable("ambiguous", "a word is equated with other words or letters")
         if len(values) == 1:
@@ -160,6 +177,18 @@ class Statements(Things):
                 end = Value(exactly(bound), Number(bound))
                 return Value("", self._half_line(end, relation, below=slope > 0), name=symbol.key)
         return Value("", Equation(difference, relation))
+
+
+def _chain(tokens: Sequence[Token]) -> Value | None:
+    """A date or another label of integers: 2024-01-05, 1/2/2024, 555-1234; None for 1/2, and for 5 - 3 with spaces."""
+    numbers, signs = tokens[::2], {token.text for token in tokens[1::2]}
+    written = spelled(tokens)
+    if len(tokens) % 2 == 0 or len(signs) != 1 or not re.fullmatch(r"[0-9]+(?:[-/][0-9]+)+", written):
+        return None
+    padded = any(len(token.text) > 1 and token.text.startswith("0") for token in numbers)
+    if any(token.gap for token in tokens[1:]) or (signs == {"/"} and len(numbers) < 3 and not padded):
+        return None
+    return Value(written, Words(written), computations=frozenset({"sum"} if "-" in signs else ()))
 
 
 def result_of(tokens: Sequence[Token]) -> Sequence[Token]:

@@ -98,7 +98,9 @@ def name_of(tokens: Sequence[Token]) -> str | None:
     if texts[0] == "|" and texts[-1] == "|" and len(texts) > 2:
         tokens, texts = tokens[1:-1], texts[1:-1]
     letters = [token.kind == "letter" and token.text not in CONSTANTS and token.text != "…" for token in tokens]
-    if texts[0] in ("∠", "△") and all(letters[1:]):
+    if texts[0] == "∠" and all(letters[1:]):
+        return angle_name(texts[1:])
+    if texts[0] == "△" and all(letters[1:]):
         return "".join(texts)
     if all(letters) and (len(tokens) == 1 or all(text.isupper() for text in texts)):
         return "".join(texts)
@@ -112,6 +114,15 @@ def name_of(tokens: Sequence[Token]) -> str | None:
     if letters[0] and _names_function(texts[0]) and opened and closing_of(tokens, 1) == len(texts) - 1:
         return spelled(tokens)  # f(2), P(A | B)
     return None
+
+
+def angle_name(points: Sequence[str]) -> str:
+    """The name of an angle by its points. Its sides may be in either order.
+
+    >>> angle_name("CBA"), angle_name("BAC"), angle_name("A")
+    ('∠ABC', '∠BAC', '∠A')
+    """
+    return "∠" + min("".join(points), "".join(reversed(points)))
 
 
 def _names_function(letter: str) -> bool:
@@ -131,5 +142,5 @@ def is_label(tokens: Sequence[Token]) -> bool:
             plain.append(tokens[place])
         place += 1
     letters = [token.text for token in plain if token.kind == "letter"]
-    signs = any(token.kind == "number" or token.text in "+-*^" for token in plain)
+    signs = any(token.kind == "number" or token.text in "+-*×^" for token in plain)
     return bool(letters) and all(letter.isupper() and letter.isascii() for letter in letters) and not signs

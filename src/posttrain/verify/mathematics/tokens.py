@@ -24,6 +24,8 @@ class Token(NamedTuple):
     text: str
     gap: bool = False
     """Whether a space precedes the token."""
+    bold: bool = False
+    """Whether a symbol is bold, as vectors are."""
 
 
 _SCRIPTS = {"<super>": "^", "<sub>": "_"}
@@ -45,12 +47,13 @@ def words(name: str, prefix: str = "") -> frozenset[str]:
 _ONLY_TYPE, _SHORT_WORDS = words("only_type") | {*_NOTATION["only_type_signs"]}, words("short_words")
 FORBIDDEN = words("forbidden")
 """Commands that hide, strike out, overprint or recolour: the visible result differs from the text."""
+_BOLD = frozenset({"mathbf", "boldsymbol", "bm"})
 _DOTS = frozenset({"ldots", "dots", "cdots", "dotsc", "dotsm", "dotsb", "dotso"})
 
 _TOKEN = re.compile(
     r"(?P<space>[\s~]+)"
     r"|\\(?P<set_as_text>text|textbf|textit|textrm|textnormal|textsf|mbox|hbox|mathrm|mathbf|mathit|mathsf|mathbb|mathcal"
-    r"|operatorname|boldsymbol|bm)\s*\{(?P<content>[^{}]*)\}"
+    r"|operatorname|boldsymbol|bm)(?:\s*\{(?P<content>[^{}]*)\}|\s+(?P<lone>[A-Za-z0-9]))"
     r"|\\begin\s*\{(?P<begin>[a-z]+\*?)\}(?:\s*\{[|clr\s]*\})?"
     r"|\\end\s*\{(?P<end>[a-z]+\*?)\}"
     r"|(?P<blank>\\phantom\s*(?:\{\s*[-+]\s*\}|[-+]))"
@@ -68,6 +71,8 @@ _TYPESET_THOUSANDS = re.compile(
 )
 _LONE_SIGN = re.compile(r"\{\s*([-+])\s*\}")
 """A sign in braces that only affect spacing, as in `{+}\\infty`."""
+_RAISED = re.compile(r"\^\s*(?:\{\s*(?:\\circ|(?:\\prime\s*)+)\s*\}|\\(?:circ|prime)(?![A-Za-z]))")
+"""A degree or prime, in braces or not."""
 _ESCAPED_TWICE = re.compile(r"\\\\([A-Za-z])")
 OPENING, CLOSING = frozenset({"(", "[", "{", "\\{", "⟨"}), frozenset({")", "]", "}", "\\}", "⟩"})
 _ENDINGS = ".,;: \t\n\\"
@@ -114,7 +119,8 @@ def _folded(char: str) -> str:
 
 def tokenise(text: str) -> list[Token]:
     """The tokens of an answer. Unreadable for characters and commands that hide something, and beyond the limits."""
-    text = _without_delimiters(_TYPESET_THOUSANDS.sub("", _LONE_SIGN.sub(r"\1", fold(text))))
+    text = _RAISED.sub(_raised, fold(text))
+    text = _without_delimiters(_TYPESET_THOUSANDS.sub("", _LONE_SIGN.sub(r"\1", text)))
     if len(text) > 2 * MAX_CHARS:
         raise Unreadable("too_large", f"the answer has more than {2 * MAX_CHARS} characters when it is spelled out")
     tokens: list[Token] = []
@@ -155,7 +161,7 @@ def _tokens_of(match: re.Match[str], depth: int, gap: bool) -> tuple[list[Token]
     if match["command"] is not None:
         return _command(match["command"], gap), end
     if match["set_as_text"] is not None:
-        return _set_as_text(match["set_as_text"], match["content"], gap), end
+        return _set_as_text(match["set_as_text"], match["content"] or match["lone"] or "", gap), end
     for environment in ("begin", "end"):
         if match[environment] is not None:
             return [Token("command", f"\\{environment}{{{match[environment].rstrip('*')}}}", gap)], end
@@ -205,7 +211,7 @@ def _set_as_text(command: str, content: str, gap: bool) -> list[Token]:
             continue
         if match["word"]:
             symbol = len(match["word"]) == 1 and command not in ("text", "mbox", "hbox", "textnormal")
-            tokens.append(Token("letter" if symbol else "word", match["word"], gap))
+            tokens.append(Token("letter" if symbol else "word", match["word"], gap, bold=symbol and command in _BOLD))
         elif match["number"]:
             tokens.append(Token("number", match["number"].replace(",", ""), gap))
         else:
@@ -219,6 +225,10 @@ _IN_TEXT = re.compile(
     r"|(?P<word>(?:sq\.|cu\.|[ap]\.\s?m\.?|[^\W\d_]+(?:['-][^\W\d_]+)*))|.",
     re.DOTALL,
 )
+
+
+def _raised(match: re.Match[str]) -> str:
+    return "^\\circ " if "circ" in match.group() else "'" * match.group().count("prime")
 
 
 def _without_delimiters(text: str) -> str:

@@ -21,6 +21,12 @@ MULTIPLES: dict[str, int] = _DATA["multiples"]
 """Words that multiply the number before them: `1 million`."""
 _NOT_NOUNS = frozenset(_DATA["not_nouns"])
 """Words that are not counted nouns, because they change or question the number before them."""
+FRACTIONS = (
+    r"(?:hal(?:f|ves)|quarters?|(?:third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|"
+    r"(?:twen|thir|for|fif|six|seven|eigh|nine)tie|hundred|thousand|[a-z]*illion)th)s?)"
+)
+"""Words for parts: halves, thirds, tenths, twentieths."""
+_IS_FRACTION = re.compile(FRACTIONS)
 _PREFIXES: dict[str, str] = _DATA["prefixes"]
 _WITH_PREFIX = frozenset(_DATA["with_prefix"])
 _POWERS: dict[str, int] = _DATA["powers"]
@@ -146,6 +152,10 @@ def spelled_unit(tokens: Sequence[Token]) -> str | None:
     if (unit := _measure(" ".join(token.text for token in tokens))) is not None:
         return unit
     words = [token.text for token in tokens if token.text not in (".", "-")]
+    if words and _IS_FRACTION.fullmatch(words[-1].lower()):
+        return None
+    if any(word.endswith("s") and _IS_FRACTION.fullmatch(word.lower()) for word in words):
+        return None
     if any(token.kind not in ("word", "letter") or not token.text.isascii() for token in tokens if token.text in words):
         return None
     return " ".join(_unit(word) or word.lower().removesuffix("s") for word in words) or None

@@ -106,11 +106,22 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
+class Congruence:
+    """A residue and its modulus: 4 and 9 in `x ≡ 4 (mod 9)`. `left` is the left side unless it is only a name."""
+
+    residue: int
+    modulus: int
+    left: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Unread:
     """Mathematics that our grammar cannot read."""
 
 
-Meaning = Number | Expression | Listing | Bracket | Region | Matrix | Words | Based | Colons | Equation | Unread
+Meaning = (
+    Number | Expression | Listing | Bracket | Region | Matrix | Words | Based | Colons | Equation | Congruence | Unread
+)
 
 
 @dataclass(frozen=True, slots=True)

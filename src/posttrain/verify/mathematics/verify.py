@@ -17,7 +17,7 @@ from typing import Any
 from posttrain.errors import DataError
 from posttrain.verify.mathematics.estimates import allows_estimates, is_estimate, names_estimate
 from posttrain.verify.mathematics.extract import Extracted, Reader, extract
-from posttrain.verify.mathematics.golds import math_gold, read_gold, require_mathematics
+from posttrain.verify.mathematics.golds import math_gold, read_gold, require_whole
 from posttrain.verify.mathematics.guard import Unreadable, check_algebra
 from posttrain.verify.mathematics.options import Options
 from posttrain.verify.mathematics.parse import parse
@@ -34,8 +34,7 @@ def verify(
     gold_text = math_gold(answer, every_box=options.every_box)
     gold = read_gold(gold_text, options)
     if isinstance(gold.meaning, Unread):
-        check_algebra()
-        require_mathematics(gold_text)
+        require_whole(gold_text)
     decimal = isinstance(gold.meaning, Number) and gold.meaning.decimal
     estimates = allows_estimates(options, decimal=decimal) or is_estimate(gold_text)
 
