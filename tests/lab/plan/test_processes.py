@@ -1,4 +1,4 @@
-"""Engines and ranks on a CPU: their processes share its memory, and the plan counts it."""
+"""Engines and ranks on a CPU: their processes share its memory and its cores, and the plan counts both."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
+from posttrain.config import load_config
+from posttrain.lab.plan import side_by_side
 from posttrain.lab.plan.api import Plan, make_plan
 from posttrain.lab.plan.before_run import least_verdict
 from posttrain.lab.plan.verdict import size
 from posttrain.models.footprint import PROCESS
+from posttrain.train import fleet
 
 ON_CPU = {"model.device": "cpu", "train.steps": 10}
 AHEAD = {"train.run_ahead": 2, "train.max_staleness": 8}
@@ -19,6 +22,11 @@ MINIMIND = Path(__file__).parents[4] / "shared" / "data" / "models" / "minimind2
 
 def planned(changes: dict[str, Any], **how: Any) -> Plan:
     return make_plan(None, {**ON_CPU, **changes}, model="0.5b", algorithm="grpo", **how)
+
+
+def with_cores(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    monkeypatch.setattr(side_by_side, "cores", lambda: number)
+    monkeypatch.setattr(fleet, "cores", lambda: number)
 
 
 # --- memory ----------------------------------------------------------------------------------------------------------
@@ -99,3 +107,44 @@ def test_a_measured_run_is_predicted_within_the_error_and_its_memory_suffices(en
     plan = make_plan(settings)
     assert plan.memory.bytes == pytest.approx(measured * 2**20 - PROCESS, rel=plan.verdict.error)
     assert least_verdict(plan).needed * (1 - plan.verdict.error) < measured * 2**20 - PROCESS
+
+
+# --- cores -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def on_cpu() -> Plan:
+    return planned({})
+
+
+@pytest.mark.parametrize("cores", [1, 2, 3, 4, 7, 8, 64])
+@pytest.mark.parametrize("ahead", [{}, AHEAD], ids=["in turns", "ahead"])
+def test_trainer_and_engines_never_get_more_than_all_cores(monkeypatch, on_cpu, cores, ahead):
+    with_cores(monkeypatch, cores)
+    for engines in (1, 2, 3, 5, 16, 100):
+        config = load_config(on_cpu.config, {"rollout.engines": engines, **ahead}).config
+        trainer, engine = side_by_side.slowdown(config, on_cpu.workload)
+        together = engines / engine + (1 / trainer if ahead else 0)
+        assert together <= 1 + 1e-9, "shares of the cores"
+        assert min(trainer, engine) >= 1
+        if cores > engines:
+            assert together > 0.5, "few cores are left idle"
+
+
+@pytest.mark.parametrize(("engines", "crowded"), [(1, False), (2, True), (16, True)])
+def test_no_speed_is_promised_from_cores_that_do_not_exist(monkeypatch, engines, crowded):
+    with_cores(monkeypatch, 2)
+    plan = planned({"rollout.engines": engines, **AHEAD})
+    assert plan.beside is not None
+    assert plan.beside.steps_per_hour < 1.5 * plan.beside.in_turns
+    text = " ".join(plan.render().split())
+    assert (f"{engines + 1} threads share 2 cores" in text) is crowded
+    assert ("rollout.engines = 1 would do" in text) is crowded
+
+
+def test_engines_with_their_own_devices_share_no_cores(monkeypatch):
+    with_cores(monkeypatch, 2)
+    plan = make_plan(None, {"rollout.engines": 16, **AHEAD}, model="0.5b", algorithm="grpo", gpus="h100")
+    assert plan.beside is not None
+    assert plan.beside.cores is None
+    assert "threads share" not in plan.render()
