@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 import psutil
@@ -265,12 +265,25 @@ def test_engines_join_a_run_that_has_sampled_by_itself_and_leave_it_when_nothing
 
 def test_a_run_that_was_ahead_keeps_its_engines(place):
     """Its trained prompts are not the first ones of the data: without engines, prompts would be repeated or skipped."""
-    state = {"version": 2, "finished": [9], "in_flight": [{"group": 7}]}
+    state = {"version": 2, "next_group": 10, "finished": [9], "in_flight": [{"group": 7}]}
     with pytest.raises(
         ConfigError, match=r"rollout\.engines = 0, but 2 groups of the checkpoint were waiting or running"
     ):
         refuse_a_lead(state, prompts_per_step=4)
-    refuse_a_lead({"version": 2, "finished": [], "in_flight": [{"group": 8}]}, prompts_per_step=4)
+    refuse_a_lead({"version": 2, "next_group": 9, "finished": [], "in_flight": [{"group": 8}]}, prompts_per_step=4)
+
+
+@pytest.mark.parametrize("flying", [0, 1, 4])
+@pytest.mark.parametrize("replaced", [0, 1, 3])
+@pytest.mark.parametrize("version", [0, 1, 5])
+def test_a_run_whose_engines_replaced_groups_keeps_its_engines(version, replaced, flying):
+    """Its data is further on than its steps: without engines, prompts would be trained again in the same pass."""
+    begun = version * 4 + replaced
+    in_flight = [{"group": begun + number} for number in range(flying)]
+    state = {"version": version, "next_group": begun + flying, "finished": [], "in_flight": in_flight}
+    told = f"engines have replaced {replaced} groups, without signal or given up, by later prompts"
+    with pytest.raises(ConfigError, match=told) if replaced else nullcontext():
+        refuse_a_lead(state, prompts_per_step=4)
 
 
 def of_run(run: Path) -> list[int]:

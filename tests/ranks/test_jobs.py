@@ -21,7 +21,7 @@ import posttrain as pt
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.train import launch
-from posttrain.train.job import FinishedRun, refuse_neighbours_apart
+from posttrain.train.job import FinishedRun, _machines, refuse_neighbours_apart
 from posttrain.train.local_ranks import LocalRanks
 
 CONFIG: dict[str, Any] = {
@@ -144,6 +144,15 @@ def test_a_launcher_that_is_stopped_before_it_has_ranks_ends_with_the_code_of_th
         pt.train(config(tmp_path / "run", 2))
     assert vars(stopped.value)["exit_code"] == 128 + number
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+def test_the_folder_of_a_job_is_in_the_folder_of_its_run_where_a_resume_removes_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    settings = load_config(config(Path("run"), 2)).config
+    with _machines(settings, Path("run"), None) as (_, place):
+        assert place.parent == tmp_path / "run", "ranks get an absolute path"
+        assert place.name.startswith(".job-")
+    assert not place.exists()
 
 
 @pytest.mark.slow

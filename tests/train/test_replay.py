@@ -153,6 +153,15 @@ def test_an_asynchronous_run_is_repeated_which_no_seed_could_do(folder):
     result = pt.replay(run)
     assert [*map(str, result.differences)] == []
     assert result.compared.checkpoints == [2, 4, 6]
+    refused_ahead = {"train.max_staleness": 0, "algorithm.correction": "none", "algorithm.name": "online_dpo"}
+    for name, value in refused_ahead.items():
+        what_if = pt.replay(run, **{name: value})
+        assert what_if.changed[0].startswith(f"{name} = {value} (was ")
+        assert what_if.apart[6] > 0
+    with pytest.raises(ConfigError, match=r"train.run_ahead has no effect in a replay"):
+        pt.replay(run, **{"train.run_ahead": 0})
+    with pytest.raises(ConfigError, match=r"train.minibatches = 99, but a step has 8 rows"):
+        pt.replay(run, **{"train.minibatches": 99})
 
 
 def test_the_bits_are_those_of_the_checkpoint_and_not_only_said_to_be(run):
@@ -334,6 +343,8 @@ def test_another_version_or_machine_is_refused_and_a_remark_of_a_what_if(run, mo
     elsewhere = {"machine": "another processor", "threads": 1}
     monkeypatch.setattr(replaying, "computed_on", lambda device: elsewhere)
     with pytest.raises(ConfigError, match=r"the run was computed differently: machine: .*another processor here"):
+        pt.replay(run)
+    with pytest.raises(ConfigError, match=r"Or change a setting \(train.learning_rate=1e-5\)"):
         pt.replay(run)
     assert any("another processor here" in note for note in pt.replay(run, seed=0).notes)
     monkeypatch.undo()

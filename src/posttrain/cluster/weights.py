@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from posttrain.engines.delivery import digest
-from posttrain.engines.published import BUFFERS, layout, require_all
+from posttrain.engines.published import layout, require_all
 from posttrain.engines.sampler import Digest
+from posttrain.models.footprint import PUBLICATIONS
 
 BUCKET = 256 << 20
 """Maximum bytes of a bucket. A larger tensor gets a bucket of its own."""
@@ -50,7 +51,7 @@ class PutWeights:
             refs.append(ray.put(waiting))
         require_all(self.places, given)
         self._put[number] = refs
-        for old in sorted(self._put)[:-BUFFERS]:
+        for old in sorted(self._put)[:-PUBLICATIONS]:
             del self._put[old]  # the store frees objects without references
         return given
 

@@ -11,7 +11,16 @@ values, sections, scorers, algorithm, run (all sections), rules, load; then pipe
 """
 
 from posttrain.config.algorithm import AlgorithmConfig
-from posttrain.config.load import Resolved, check, check_over, load_config, reward_model_config, saved_tree, to_yaml
+from posttrain.config.load import (
+    Resolved,
+    check,
+    check_over,
+    check_recorded,
+    load_config,
+    reward_model_config,
+    saved_tree,
+    to_yaml,
+)
 from posttrain.config.presets import PRESETS
 from posttrain.config.run import (
     REWARD_MODEL,
@@ -73,6 +82,7 @@ __all__ = [
     "TrainConfig",
     "check",
     "check_over",
+    "check_recorded",
     "describe_fields",
     "functions_named",
     "in_folder",

@@ -881,3 +881,6 @@ RULES: tuple[Rule, ...] = (
     _agents_stand_alone,
     _alarms_are_used,
 )
+
+OF_SAMPLING_AHEAD: tuple[Rule, ...] = (_staleness_covers_the_lead, _stale_data_is_corrected)
+"""Rules for runs that sample ahead. A replay samples nothing."""

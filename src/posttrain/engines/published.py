@@ -20,8 +20,8 @@ from posttrain.control_groups import memory_left
 from posttrain.engines.delivery import digest
 from posttrain.engines.sampler import Digest
 from posttrain.errors import DoesNotFit, PublishError
+from posttrain.models.footprint import PUBLICATIONS
 
-BUFFERS = 2
 _ALIGNED = 64
 
 
@@ -56,7 +56,7 @@ def layout(tensors: Mapping[str, tuple[str, Sequence[int]]]) -> dict[str, Place]
 
 def new_files() -> list[int]:
     """Return a file descriptor for each buffer."""
-    return [unnamed_memory() for _ in range(BUFFERS)]
+    return [unnamed_memory() for _ in range(PUBLICATIONS)]
 
 
 class Publications(Protocol):
@@ -105,7 +105,7 @@ class Published:
 
     def _view(self, number: int, name: str) -> Tensor:
         place = self.places[name]
-        return self._buffers[number % BUFFERS][place.start : place.end].view(place.dtype).view(place.shape)
+        return self._buffers[number % PUBLICATIONS][place.start : place.end].view(place.dtype).view(place.shape)
 
 
 def require_all(needed: Iterable[str], given: Collection[str]) -> None:

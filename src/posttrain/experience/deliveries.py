@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from posttrain.data.collate import collate
 from posttrain.engines.delivery import DeliveryProof
 from posttrain.engines.port import WeightsLoaded
-from posttrain.engines.published import BUFFERS, Publications, Published, new_files
+from posttrain.engines.published import Publications, Published, new_files
 from posttrain.engines.sampler import Digest
 from posttrain.engines.weights import merged_tensors, named_tensors
 from posttrain.errors import PosttrainError
+from posttrain.models.footprint import PUBLICATIONS
 from posttrain.models.policy import Forward
 from posttrain.types import Batch, Max, Metrics, Min
 
@@ -142,7 +143,7 @@ class Deliveries:
         """Return the tensors of the other versions that are still in memory, the newest version first."""
         if self._published is None:
             return {}
-        kept = sorted(self.numbers, reverse=True)[:BUFFERS]
+        kept = sorted(self.numbers, reverse=True)[:PUBLICATIONS]
         return {one: self._published.read(self.numbers[one]) for one in kept if one != version}
 
     @torch.no_grad()

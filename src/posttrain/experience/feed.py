@@ -332,15 +332,24 @@ class DatasetFeed:
 
 
 def refuse_a_lead(engines: Mapping[str, Any], prompts_per_step: int) -> None:
-    """Raise ConfigError unless the trained groups are the first ones in the order of the data."""
+    """Raise ConfigError unless the trained groups are the first ones in the order of the data. If engines replace a
+    group, which had no signal or was given up, all later ones move."""
     open_groups = [*engines["finished"], *(group["group"] for group in engines["in_flight"])]
-    early = [number for number in open_groups if number < engines["version"] * prompts_per_step]
+    trained = engines["version"] * prompts_per_step
+    early = [number for number in open_groups if number < trained]
     if early or engines["finished"]:
         raise ConfigError(
             given=f"rollout.engines = 0, but {len(open_groups)} groups of the checkpoint were waiting or running: "
             "engines had sampled ahead",
             allowed="rollout.engines of at least 1 for this run",
             fix="Set rollout.engines = 1; train.run_ahead = 0 then ends the lead once these are trained.",
+        )
+    if replaced := engines["next_group"] - trained - len(open_groups):
+        raise ConfigError(
+            given=f"rollout.engines = 0, but engines have replaced {replaced} groups, without signal or given up, by "
+            "later prompts: the steps would train prompts again",
+            allowed="rollout.engines of at least 1 for this run",
+            fix="Set rollout.engines = 1.",
         )
 
 

@@ -40,6 +40,11 @@ PROBE_ROWS = 4
 PROBE_TOKENS = 32
 PROBE_SCORED_TOKENS = 4
 """Tokens of each of these prompts, and how many of them are scored."""
+PROCESS = 320 * 2**20
+"""Bytes of an engine's process, or of a rank's on a CPU, besides those of its model: Python, and its share of the
+libraries. Measured with a model of 130,000 parameters."""
+PUBLICATIONS = 2
+"""Number of publications of the weights in the memory that engines read."""
 EIGHT_BIT_BLOCK = 256
 """Values of an 8-bit moment that share a scale of four bytes (torchao)."""
 EIGHT_BIT_LEAST = 4096

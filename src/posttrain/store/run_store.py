@@ -17,7 +17,7 @@
     evidence/step-000010.json     the rows that made a loss or a gradient non-finite
     alarms/step-000010-KIND.jsonl the answers that an alarm points to, see alarms/respond.py
     .lock                         locked by the process that writes the run
-    .launcher                     locked by the process that has started ranks on a cluster, see job_folder.py
+    .launcher                     locked by the process that has started several ranks, see job_folder.py
     .carried.json                 the files that are behind the URL of the run, see carrier.py
 
 JSON has no NaN and no infinity: a number that is not finite is written as null.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import signal
 import socket
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -159,12 +158,10 @@ def _machines(config: RunConfig, folder: Path, view: TerminalView | None) -> Ite
     """The machines on which ranks are started, and a folder that all ranks see. Both last as long as the job."""
     output = file_of(view.stream) if view else None
     with ExitStack() as stack:
-        if config.cluster is None:
-            made = stack.enter_context(tempfile.TemporaryDirectory(prefix="posttrain-job-"))
-            yield LocalRanks(output), Path(made)
-        else:
+        ranks: RankHosts = LocalRanks(output)
+        if config.cluster is not None:
             ranks = stack.enter_context(CLUSTERS["ray"].ranks(config, devices_of(config), output))
-            yield ranks, stack.enter_context(job_folder(folder))
+        yield ranks, stack.enter_context(job_folder(folder.absolute()))
 
 
 @dataclass(frozen=True, repr=False)

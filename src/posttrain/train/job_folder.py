@@ -1,4 +1,4 @@
-"""The folder of a job inside the folder of its run: a machine that can read the run's folder can read both.
+"""The folder of a job of several ranks inside the folder of its run: a machine that can read the run can read both.
 
     .job-k3x9/       settings of the run, and the errors of ranks; removed when the job ends
     .launcher        the lock of the process that started the ranks, held while it lives

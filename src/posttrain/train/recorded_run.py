@@ -13,7 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from posttrain.config import RunConfig, check, load_config
+from posttrain.config import RunConfig, check_recorded, load_config
 from posttrain.config.text import REDACTED, dotted, leaves, read_mapping, show
 from posttrain.data.given import where_the_run_is
 from posttrain.errors import ConfigError
@@ -109,7 +109,7 @@ class RecordedRun:
             kept = {name: tree[name] for name in same_settings.ELSEWHERE if name in tree}
             tree = nested(before) | kept
         config = self._load(tree, self.changes if changed else {})
-        check(config)
+        check_recorded(config)
         return config.model_copy(update={"data": where_the_run_is(config.data, self.folder)})
 
     def _load(self, tree: Mapping[str, Any], changes: Mapping[str, Any]) -> RunConfig:

@@ -257,8 +257,8 @@ class _Replaying:
             raise ConfigError(
                 given=f"the run was computed differently: {'; '.join(dict.fromkeys(found))}",
                 allowed="the same versions, processor, threads and kernels, for bit-identical numbers",
-                fix="Replay it in the same place. Or change a setting, such as its seed: the replay is then a what-if "
-                "and claims no equality.",
+                fix="Replay it in the same place. Or change a setting (train.learning_rate=1e-5): the replay is then a "
+                "what-if and claims no equality.",
             )
         self.notes += [note for note in dict.fromkeys(found) if note not in self.notes]
 

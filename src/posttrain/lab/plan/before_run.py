@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,10 +154,11 @@ def _frugal(workload: Workload) -> Iterator[Workload]:
         prompt_tokens=min(SHORTEST, workload.prompt_tokens),
         completion_tokens=min(SHORTEST, workload.completion_tokens),
         turns=None,
+        rank_processes=0,  # the other ranks run already, and have taken most of their memory
     )
     yield shorter
-    for precision in ("float32", "bfloat16"):
-        yield replace(shorter, precision=precision, packed_sampler=False, onednn=False, engine="shared")
+    for precision, packed in product(("float32", "bfloat16"), (False, True)):
+        yield replace(shorter, precision=precision, packed_sampler=packed, onednn=False, engine="shared")
 
 
 def refuse(plan: Plan, least: Verdict, folder: Path) -> None:

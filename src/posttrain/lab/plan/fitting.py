@@ -146,6 +146,9 @@ def _slower(config: RunConfig, workload: Workload) -> Iterator[Step]:
             yield Step(
                 settings={"sampling.max_batch_rows": rows}, costs="fewer answers decoded together, slower sampling"
             )
+    if workload.engine_processes:
+        for engines in _halves(workload.engine_processes, least=1):
+            yield Step(settings={"rollout.engines": engines}, costs="fewer engines")
 
 
 def _smaller(config: RunConfig, workload: Workload) -> Iterator[Step]:

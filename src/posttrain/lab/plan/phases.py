@@ -29,6 +29,7 @@ from posttrain.lab.plan.roles import (
     in_main_memory,
     policy_parameters,
     resident,
+    sampler_copy,
     weight_ranks,
 )
 from posttrain.lab.plan.turns import first_and_last
@@ -38,9 +39,14 @@ from posttrain.models.footprint import (
     PROBE_ROWS,
     PROBE_SCORED_TOKENS,
     PROBE_TOKENS,
+    PROCESS,
+    PUBLICATIONS,
     REWARD_TOKENS,
     holds_base,
 )
+
+PROCESSES = "in their own processes"
+OF_A_PASS = ("activations", "logits", "temporaries")
 
 
 def predict(workload: Workload) -> MemoryPlan:
@@ -72,12 +78,30 @@ def _notes(workload: Workload) -> Iterator[str]:
             )
     if workload.engine == "separate":
         yield "a separate engine is computed: weights in its precision, keys and values of all rows in flight"
+    if workload.engine_processes:
+        yield (
+            f"engines are processes on the same CPU: each has its own weights, keys and values, and {size(PROCESS)} of "
+            "libraries"
+        )
+    if workload.rank_processes:
+        yield (
+            f"{1 + workload.rank_processes} ranks on this CPU are timed as one; each further process needs "
+            f"{size(PROCESS)} of libraries and its own activations"
+        )
     if any(block.mixture is not None for _, block in workload.architecture.blocks):
         yield "activations of experts are computed for tokens spread evenly over experts"
 
 
 def phases_of(workload: Workload) -> Iterator[Phase]:
-    """Yield the phases in order, per device. With a separate engine, generate runs on the engine's devices."""
+    """Yield the phases in order, per device. With a separate engine, generate runs on the engine's devices. Processes
+    beside the trainer's live in every phase."""
+    own = replace(workload, engine="shared", packed_sampler=False) if workload.engine_processes else workload
+    for phase in _phases(own):
+        yield replace(phase, parts=(*phase.parts, *_engine_processes(workload), *_other_ranks(workload, phase)))
+
+
+def _phases(workload: Workload) -> Iterator[Phase]:
+    """Yield the phases without the processes beside the trainer's."""
     rank = of_one_rank(workload)
     own = replace(rank, prompts_per_step=ceil(rank.prompts_per_step / rank.ranks))
     drawn = own if workload.samplers is None else _of_a_sampler(own, workload)
@@ -86,6 +110,8 @@ def phases_of(workload: Workload) -> Iterator[Phase]:
     if own.data_kind == "prompts":
         if own.engine == "separate":
             yield _engine(workload)
+        elif own.engine_processes:
+            yield _largest("generate", stays, [Moment(name="", parts=())])
         else:
             yield _largest("generate", stays, _generate(drawn))
         if scored := list(_score(own)):
@@ -140,6 +166,31 @@ def _engine(workload: Workload) -> Phase:
         part("sampler", "logits", choice(drawn) // ranks),
     )
     return Phase(name="generate", parts=parts, moment="choice of a token", place="engine")
+
+
+def _engine_processes(workload: Workload) -> Iterator[Part]:
+    """Yield the part of the engines on this CPU. Each has its own weights, keys and values; all read the publications
+    of the weights from shared memory."""
+    number, packed = workload.engine_processes, workload.packed_sampler
+    if not number:
+        return
+    own = replace(workload, engine="copy" if packed else "shared", prompts_per_step=workload.engine_prompts)
+    weights = sampler_copy(own) if packed else MASTER * own.architecture.parameters
+    each = PROCESS + weights + max(moment.bytes for moment in _generate(own))
+    why = f"{number} of {size(each)}, and {PUBLICATIONS} publications of the weights"
+    yield Part(role="engines", what=PROCESSES, bytes=number * each + PUBLICATIONS * weights, why=why, stays=True)
+
+
+def _other_ranks(workload: Workload, phase: Phase) -> Iterator[Part]:
+    """Yield the part of the other ranks on this CPU, and of the process that starts them. Ranks divide weights,
+    gradients and moments, and compute as the first one does, except while it samples."""
+    number = workload.rank_processes
+    if not number:
+        return
+    passing = [one.bytes for one in phase.parts if not one.stays and one.what in OF_A_PASS]
+    each = PROCESS + (sum(passing) if phase.name != "generate" else 0)
+    why = f"{number} of {size(each)}, and {size(PROCESS)} of the process that starts them"
+    yield Part(role="other ranks", what=PROCESSES, bytes=PROCESS + number * each, why=why, stays=True)
 
 
 def _score(workload: Workload) -> Iterator[Moment]:

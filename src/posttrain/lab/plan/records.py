@@ -11,8 +11,9 @@ from typing import Literal
 
 from posttrain.lab.plan.architecture import Architecture
 
-Role = Literal["policy", "reference", "critic", "reward model", "teacher", "sampler"]
-"""The owner of some bytes. The sampler owns keys and values, and its copy of the weights, if it has one."""
+Role = Literal["policy", "reference", "critic", "reward model", "teacher", "sampler", "engines", "other ranks"]
+"""The owner of some bytes. The sampler owns keys and values, and its copy of the weights, if it has one. Engines and
+other ranks count only on a CPU, where their processes share the memory of the trainer."""
 PhaseName = Literal["generate", "score", "train", "publish"]
 DataKind = Literal["prompts", "examples", "pairs", "labels", "ratings", "steps"]
 CriticKind = Literal["none", "separate", "shared", "lora"]
@@ -162,6 +163,12 @@ class Workload:
     one device and in other libraries."""
     engine_ranks: int = 1
     """Number of devices of separate engines."""
+    engine_processes: int = 0
+    """Number of engines whose processes share the memory of the trainer (on a CPU)."""
+    engine_prompts: int = 1
+    """Maximum number of prompts that such an engine answers at the same time."""
+    rank_processes: int = 0
+    """Number of other ranks whose processes share the memory of the first one (on a CPU). `ranks` is then 1."""
     engine_tensor: int | None = None
     """Number of devices per engine, which divide its weights. None means all, up to those of one machine."""
 

@@ -284,7 +284,21 @@ def _beside(plan: Plan) -> list[str]:
         told.append(f"train.run_ahead = {found.enough_ahead} would be faster; higher values gain little more")
     if found.enough_staleness > train.max_staleness:
         told.append(f"train.max_staleness = {found.enough_staleness} would mask at most 1% of the tokens")
-    return told
+    return [*told, *_crowded(plan)]
+
+
+def _crowded(plan: Plan) -> list[str]:
+    """Return a remark if more threads work at the same time than there are cores."""
+    found = plan.beside
+    if found is None or found.threads is None or found.cores is None:
+        return []
+    (trainer, engine), ahead = found.threads, plan.config.train.lead > 0
+    working, room = trainer * ahead + found.engines * engine, max(1, found.cores - ahead)
+    if working <= found.cores:
+        return []
+    fix = f"; rollout.engines = {room} would do" if room < found.engines else ""
+    cores = "1 core" if found.cores == 1 else f"{found.cores} cores"
+    return [f"{working} threads share {cores}: so many engines make nothing faster, and take memory{fix}"]
 
 
 def _beside_assumed(plan: Plan) -> list[str]:
@@ -302,8 +316,11 @@ def _beside_assumed(plan: Plan) -> list[str]:
     elif found.threads is not None:
         trainer, engine = found.threads
         told.append(
-            f"cores are shared, {trainer} for the trainer and {engine} for each engine; speed is proportional to cores"
+            f"{found.cores} cores are shared, {trainer} for the trainer and {engine} for each engine; speed is "
+            "proportional to cores, and threads beyond them slow each other down"
         )
+    elif plan.config.cluster is not None and plan.workload.device == "cpu":
+        told.append("each engine has cores of its own on the cluster (cluster.engine_cpus)")
     else:
         told.append("each engine has its own device, of the same kind as the training devices")
     return told

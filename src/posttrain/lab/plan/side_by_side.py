@@ -62,6 +62,9 @@ class SideBySide:
     """Number of simulated steps."""
     threads: tuple[int, int] | None
     """Threads of the trainer and of each engine, if they share a processor."""
+    cores: int | None
+    """Cores of this processor. If there are fewer cores than threads that work at the same time, all of them are
+    slower."""
 
 
 def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spread: float | None) -> SideBySide | None:
@@ -80,9 +83,8 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
         hardware,
         SPREAD if spread is None else spread,
     )
-    threads = threads_of(config) if workload.device == "cpu" else None
-    slower = (1.0, 1.0) if threads is None else (cores() / threads[0], cores() / threads[1])
-    limits, beside = scaled.limits, scaled.simulation(*slower)
+    threads = threads_of(config) if workload.device == "cpu" and config.cluster is None else None
+    limits, beside = scaled.limits, scaled.simulation(*slowdown(config, workload))
 
     @cache
     def with_lead(ahead: int) -> Simulated:
@@ -92,7 +94,8 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
     leads = (lead for lead in range(1, MOST_AHEAD) if with_lead(lead).steps_per_hour >= NEARLY * furthest)
     unbounded = run if not run.masked else simulate(replace(limits, max_staleness=NO_BOUND), beside, seed=config.seed)
     masks_one_in_100 = unbounded.lag_quantile(0.99) - config.train.publish_every + 1
-    alone = scaled.simulation(1.0, 1.0 if threads is None else float(engines))
+    turns = config.model_copy(update={"train": config.train.model_copy(update={"run_ahead": 0})})
+    alone = scaled.simulation(*slowdown(turns, workload))
     in_turns = with_lead(0) if alone == beside else simulate(replace(limits, run_ahead=0), alone, seed=config.seed)
     return SideBySide(
         engines=engines,
@@ -111,7 +114,26 @@ def side_by_side(config: RunConfig, workload: Workload, hardware: Hardware, spre
         spread=scaled.spread,
         steps=limits.last_version,
         threads=threads,
+        cores=None if threads is None else cores(),
     )
+
+
+def slowdown(config: RunConfig, workload: Workload) -> tuple[float, float]:
+    """Return how much slower than a whole device the trainer and each engine are.
+
+    On a CPU they share the cores. Threads that work at the same time get at most all cores together: if there are more
+    threads, each one is slower. In turns, the trainer has all cores, and then the engines do.
+    """
+    from posttrain.train.fleet import threads_of
+
+    if workload.device != "cpu":
+        return 1.0, 1.0
+    (trainer, engine), ahead = threads_of(config), config.train.lead > 0
+    if config.cluster is not None:
+        return 1.0, cores() / engine
+    working = trainer * ahead + config.rollout.num_engines * engine
+    crowded = max(1.0, working / cores())
+    return cores() / trainer * crowded if ahead else 1.0, cores() / engine * crowded
 
 
 @dataclass(frozen=True)

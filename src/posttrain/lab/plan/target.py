@@ -40,7 +40,7 @@ from posttrain.placement import visible_count
 from posttrain.ranks.environment import place_of_process
 
 MEASURED = Path(__file__).with_name("measured.json")
-EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the weights")
+EXACT = ("weights", "adapters", "gradients", "optimizer state", "copy of the weights", "in their own processes")
 """Kinds of memory whose bytes are known; a probe corrects the others."""
 
 
@@ -252,7 +252,7 @@ class Target:
 def over_ranks(hardware: Hardware, cards: int, config: RunConfig) -> Hardware:
     """Set the number of GPUs that the run trains on: those of this process's job, otherwise `train.devices`.
 
-    Ranks on a CPU share its memory and are only for trials, so they are planned as one.
+    Ranks on a CPU are only for trials, so they are timed as one. `Workload.rank_processes` counts their memory.
     """
     if hardware.device.key == "cpu":
         return hardware

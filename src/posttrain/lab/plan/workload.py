@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +15,7 @@ from posttrain.lab.plan.architecture import Architecture, architecture_of, read_
 from posttrain.lab.plan.records import Adapters, CriticKind, DataKind, Engine, Turns, Workload
 from posttrain.lab.plan.turns import UNTOLD, Answering, longest_trajectory, turns_of
 from posttrain.models.compute import DTYPES, SMALL, Compute, dtype_name
+from posttrain.ranks.environment import place_of_process
 from posttrain.tasks.base import FORMS
 from posttrain.tasks.catalogue import find_builtin
 from posttrain.train.rounding import loses_typical
@@ -99,10 +101,22 @@ def workload_of(
         "critic": _critic(config),
         "engine": _engine(config, computing) if online else "shared",
         **_other_models(config, architecture, online=online),
+        **(_processes(config) if device == "cpu" else {}),
     }
     workload = Workload(architecture=architecture, **(fields | known))
     by_all = not online or workload.ranks == 1 or "engine" in known
     return workload if by_all else replace(workload, **sampling_of_ranks(config.rollout.num_engines))
+
+
+def _processes(config: RunConfig) -> dict[str, int]:
+    """Return the engines and other ranks that share the memory of a CPU with the trainer."""
+    if config.cluster is not None:
+        return {}
+    train, place = config.train, place_of_process()
+    ranks = place.size if place is not None else 1 if train.devices == "auto" else train.devices
+    engines = config.rollout.num_engines if config.rollout.engine == "local" else 0
+    prompts = ceil(train.prompts_per_step * (1 + train.lead) / max(1, engines))
+    return {"rank_processes": ranks - 1, "engine_processes": engines, "engine_prompts": prompts}
 
 
 def require_room(config: RunConfig) -> None:
