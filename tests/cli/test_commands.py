@@ -49,6 +49,15 @@ def test_the_page_of_the_verbs_is_up_to_date():
     assert page.read_text() == cli_page(), "python -m posttrain.cli.page > docs/cli.md"
 
 
+def test_the_setting_that_an_error_names_is_the_option_of_the_verb(posttrain):
+    """`model` has a context of 64 tokens."""
+    answers = ("data", "answers", "model", "train.jsonl", "-o", "own.jsonl")
+    exit_code, _, err = posttrain(*answers, "--max-completion-length", "999")
+    assert exit_code == 2
+    assert "max_completion_length = 999, but the context is 64 tokens" in err
+    assert posttrain(*answers, "--max-completion-length", "8")[0] == 0
+
+
 NEED_AN_ARGUMENT = (
     "train", "submit", "compare", "sweep", "resume", "replay", "eval", "chat", "convert", "data check", "reward test",
     "export",
