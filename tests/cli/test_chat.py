@@ -109,3 +109,59 @@ def test_lines_from_standard_input_are_asked_one_by_one(posttrain, monkeypatch):
     assert exit_code == 0
     assert [turn["message"] for turn in found["turns"]] == ["ab", "cd"]
     assert all(isinstance(turn["reply"], str) for turn in found["turns"])
+
+
+NOT_UTF_8 = (b"abc\xff", b"\xff", b"ab\xc3", b"\xe2\x82 ab", b"\xed\xa0\x80", b"a\x80b", b"caf\xe9")
+
+
+@pytest.mark.parametrize("decoding", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("sent", NOT_UTF_8)
+def test_a_line_that_is_not_utf_8_is_an_error_of_the_data(posttrain, monkeypatch, sent, decoding):
+    """Python decodes standard input strictly in most locales, and with surrogates in the locale C."""
+    stdin = io.TextIOWrapper(io.BytesIO(b"ab\n" + sent + b"\n"), encoding="utf-8", errors=decoding)
+    monkeypatch.setattr("sys.stdin", stdin)
+    exit_code, _, err = posttrain("chat", "model", "--max-completion-length", "2")
+    assert exit_code == 2
+    assert "Traceback" not in err
+    assert "DataError: a " in err
+    assert "UTF-8" in err
+
+
+@pytest.mark.parametrize("chat", [True, False])
+@pytest.mark.parametrize("half", ["\ud800", "ab\udcff", "\udfff\ud800"])
+def test_half_a_character_is_refused_in_a_message_and_in_the_system_prompt(plain, with_template, chat, half):
+    folder = with_template if chat else plain
+    for session, text in ((ChatSession(folder), half), (ChatSession(folder, system=half), "ab")):
+        with pytest.raises(DataError, match="half a character") as caught:
+            session.ask(text)
+        assert ("chat template" in caught.value.allowed) == chat
+        assert session.turns == []
+
+
+def test_text_in_any_script_is_asked(with_template):
+    session = ChatSession(with_template, max_completion_length=1)
+    for text in ("caf\u00e9", "\u00e9", "\U0001f600", "\u65e5"):
+        session.turns.clear()
+        session.ask(text)
+        assert session.turns[0]["content"] == text
+
+
+@pytest.mark.parametrize(
+    ("condition", "system", "refused"),
+    [
+        ("messages[0].role == 'system'", "be brief", "ab"),
+        ("messages | length > 1", None, "cd"),
+        ("'bad' in messages[-1].content", None, "bad"),
+        ("messages[0].content.nothing.more", None, "ab"),
+    ],
+)
+def test_a_message_that_the_chat_template_refuses_is_an_error_of_the_data(plain, tmp_path, condition, system, refused):
+    folder = shutil.copytree(plain, tmp_path / "model")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    template = "{% if " + condition + " %}{{ raise_exception('not like this') }}{% endif %}" + TEMPLATE
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    session = ChatSession(folder, system=system, max_completion_length=1)
+    if refused != "ab":
+        session.ask("ab")
+    with pytest.raises(DataError, match="the chat template refuses it"):
+        session.ask(refused)

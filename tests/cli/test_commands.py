@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from posttrain import environment
+from posttrain.cli import TAKES_SETTINGS, _command
 from posttrain.cli.page import cli_page
-from posttrain.cli.runs import split_arguments
+from posttrain.cli.runs import sort_arguments, split_arguments
 from posttrain.errors import ConfigError
 from posttrain.tasks import demo
 
@@ -34,6 +38,67 @@ def test_help_has_examples_of_the_verb(posttrain, verb):
     assert re.search(rf"Examples: *\n +posttrain {verb}", out), out
 
 
+def command_of(*words: str) -> Any:
+    """Return the command of a verb, or the group of all verbs."""
+    command = _command()
+    for word in words:
+        command = command.commands[word]
+    return command
+
+
+def examples_of(*words: str) -> list[str]:
+    """Return the examples in the help of a verb, as written."""
+    return inspect.cleandoc(command_of(*words).help).partition("Examples:\n")[2].splitlines()
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "200"])
+@pytest.mark.parametrize("verb", ["", "data", "reward", "engine", *VERBS])
+def test_help_cuts_no_name_and_breaks_no_example(posttrain, monkeypatch, verb, columns):
+    monkeypatch.setenv("COLUMNS", columns)
+    _, out, _ = posttrain(*verb.split(), "--help")
+    assert "\u2026" not in out
+    command = command_of(*verb.split())
+    options = [p for p in command.get_params(typer.Context(command)) if p.param_type_name == "option"]
+    for name in (name for option in options for name in (*option.opts, *option.secondary_opts)):
+        assert re.search(rf"(?<![\w-]){name}(?![\w-])", out), name
+    assert {line.strip() for line in examples_of(*verb.split())} <= {line.strip() for line in out.splitlines()}
+
+
+@pytest.mark.parametrize("group", ["", "data", "reward", "engine"])
+def test_help_says_of_each_verb_what_it_does_in_whole_sentences(posttrain, group):
+    _, out, _ = posttrain(*group.split(), "--help")
+    said = " ".join(out.split())
+    for name, command in command_of(*group.split()).commands.items():
+        summary = " ".join(command.help.partition("\n\n")[0].split())
+        assert f" {name} {summary}" in said
+
+
+@pytest.mark.parametrize(
+    ("verb", "example"), [(verb, example.strip()) for verb in ("", *VERBS) for example in examples_of(*verb.split())]
+)
+def test_an_example_of_the_help_can_be_typed(verb, example):
+    """It may follow a pipe or variables of the environment."""
+    typed = re.sub(r"^.* \| |^(\w+=\w+ )+", "", example).replace("VERB --help", "check")
+    name, *words = shlex.split(typed)
+    assert name == "posttrain"
+    command, context = _command(), typer.Context(_command())
+    while hasattr(command, "commands"):
+        _, command, words = command.resolve_command(context, words)
+        context = command.make_context(command.name, words, parent=context)
+        words = [*getattr(context, "_protected_args", []), *context.args]
+    assert context.command_path.split()[-1] == command.name
+    if verb in TAKES_SETTINGS:  # an option that does not exist is taken for a setting first
+        arguments = [context.params[p.name] for p in command.params if p.param_type_name == "argument"]
+        sort_arguments([one for given in arguments for one in ([given] if isinstance(given, str) else given or [])])
+
+
+def test_the_example_of_a_plan_with_turns_works_for_the_project_that_the_help_names(posttrain):
+    [example] = [one for one in examples_of("plan") if "--mean-turns" in one]
+    posttrain("init", "project", "--data", "environment", "-y")
+    _, *words = shlex.split(example.replace("my_tools.yaml", "project/config.yaml"))
+    assert posttrain(*words)[0] in (0, 3)
+
+
 def test_no_verb_is_left_out_here():
     assert sorted(VERBS) == sorted(re.findall(r"(?m)^## posttrain (.+)$", cli_page()))
 
@@ -47,6 +112,15 @@ def test_help_lists_every_verb(posttrain):
 def test_the_page_of_the_verbs_is_up_to_date():
     page = Path(__file__).parents[2] / "docs" / "cli.md"
     assert page.read_text() == cli_page(), "python -m posttrain.cli.page > docs/cli.md"
+
+
+def test_the_setting_that_an_error_names_is_the_option_of_the_verb(posttrain):
+    """`model` has a context of 64 tokens."""
+    answers = ("data", "answers", "model", "train.jsonl", "-o", "own.jsonl")
+    exit_code, _, err = posttrain(*answers, "--max-completion-length", "999")
+    assert exit_code == 2
+    assert "max_completion_length = 999, but the context is 64 tokens" in err
+    assert posttrain(*answers, "--max-completion-length", "8")[0] == 0
 
 
 NEED_AN_ARGUMENT = (

@@ -83,7 +83,7 @@ def test_where_no_answer_is_good_enough_that_is_said(folder):
 
 def test_the_command_writes_examples_that_sft_reads(folder, capsys):
     out = folder / "own" / "answers.jsonl"
-    options = ["--samples", "6", "--max-length", "24", "--temperature", "1", "-o", str(out)]
+    options = ["--samples", "6", "--max-completion-length", "24", "--temperature", "1", "-o", str(out)]
     assert run(["data", "answers", str(folder / "model"), str(folder / "prompts.jsonl"), *options]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert f"{len(rows)} examples" in capsys.readouterr().out

@@ -360,6 +360,64 @@ def test_wherever_in_a_model_the_disk_is_full_it_is_said_to_be_full(tmp_path):
     assert int(result.printed.split()[-1]) > 30
 
 
+LOWER_KEEP = """
+import os, sys
+from pathlib import Path
+from posttrain.store.checkpoint import Checkpoints, DiskFull
+folder, told, keep, pinned = Path(sys.argv[1]) / "checkpoints", *map(int, sys.argv[2:])
+BYTES = 200_000
+def write(path):
+    (path / "weights").write_bytes(os.urandom(BYTES))
+def save(keep, step):
+    checkpoints = Checkpoints(folder, keep=keep)
+    checkpoints.pinned = {10} if pinned else set()
+    checkpoints.save(step, write, size=BYTES if told else 0)
+step = 0
+try:
+    while step < 1000:
+        step += 10
+        save(50, step)
+except DiskFull:
+    pass
+full = sorted(path.name for path in folder.iterdir())
+try:
+    save(keep, step)
+    left = Checkpoints(folder, keep=keep)
+    print(step, left.steps(), left.newest().step)
+except DiskFull:
+    assert sorted(path.name for path in folder.iterdir()) == full
+    print("still full")
+"""
+
+
+@pytest.mark.parametrize("told", [1, 0], ids=["expected size", "in the middle"])
+@pytest.mark.parametrize("pinned", [0, 1], ids=["", "pinned"])
+@pytest.mark.parametrize("keep", [1, 2, 4, 50])
+def test_a_lower_keep_makes_room_on_a_full_disk(tmp_path, told, pinned, keep):
+    """As after `checkpoint.keep` was lowered and the run resumed: 50 checkpoints do not fit, fewer do."""
+    result = on_a_small_disk(LOWER_KEEP, tmp_path / "disk", *map(str, (told, keep, pinned)))
+    assert result.exit_code == 0, result.errors
+    if keep == 50:
+        assert result.printed.strip() == "still full"
+        return
+    step = int(result.printed.split()[0])
+    newest = [step - 10 * number for number in range(keep)][::-1]
+    assert result.printed.strip() == f"{step} {[10] * pinned + newest} {step}"
+
+
+def test_a_damaged_checkpoint_does_not_count_when_room_is_made(checkpoints):
+    """If the save fails after all, the newest intact checkpoint is still there."""
+    checkpoints.keep = 9
+    for step in (10, 20, 30, 40):
+        checkpoints.save(step, write_small)
+    shorten(checkpoints.folder / "step-000040")
+    checkpoints.keep = 1
+    with pytest.raises(CheckpointError, match="step-000050 needs"):
+        checkpoints.save(50, write_small, size=10**18)
+    assert checkpoints.steps() == [30, 40]
+    assert checkpoints.newest().step == 30
+
+
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "checkpoints").write_text("a file, where the folder should be: root may write everywhere")
     with pytest.raises(

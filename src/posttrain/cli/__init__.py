@@ -8,6 +8,7 @@ object, even after an error; everything meant for people goes to stderr.
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import os
 import signal
@@ -54,6 +55,7 @@ app = typer.Typer(
     "stage.\n\n\b\nExamples:\n  posttrain demo\n  posttrain train my_run.yaml train.steps=20\n"
     "  posttrain VERB --help",
     no_args_is_help=True,
+    rich_markup_mode=None,  # rich cuts names of options, and breaks examples so that they cannot be pasted
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -133,7 +135,7 @@ def run(arguments: Sequence[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except UsageError as error:
-        return _report("UsageError", _usage(error), 2, as_json) if error.format_message() else 2
+        return _report("UsageError", _usage(error), 2, as_json)
     except PosttrainError as error:
         return _report(type(error).__name__, str(error), error.exit_code, as_json, notes=_notes(error))
     except (KeyboardInterrupt, typer.Abort) as error:
@@ -156,14 +158,29 @@ def run(arguments: Sequence[str]) -> int:
 def _invoke(arguments: Sequence[str]) -> int:
     """Invoke the command, but not by click's `main`: it would turn Ctrl-C into a bare exit code without our notes."""
     command = _command()
-    with command.make_context("posttrain", list(arguments)) as context:
-        return command.invoke(context) or 0
+    try:
+        with command.make_context("posttrain", list(arguments)) as context:
+            return command.invoke(context) or 0
+    except UsageError as error:
+        if type(error).__name__ != "NoArgsIsHelpError":
+            raise
+        typer.echo(error.format_message())  # the help of a verb that was given no argument
+        return 2
 
 
 @functools.cache
 def _command() -> Any:
     """Return the command of all verbs. Building it takes a tenth of a second, and a program may call `run` often."""
-    return typer.main.get_command(app)
+    return _with_whole_summaries(typer.main.get_command(app))
+
+
+def _with_whole_summaries(group: Any) -> Any:
+    """Return the group, whose help lists the whole first paragraph of each verb. By default, it is cut to a line."""
+    for command in group.commands.values():
+        command.short_help = " ".join(inspect.cleandoc(command.help).split("\n\n")[0].split())
+        if hasattr(command, "commands"):
+            _with_whole_summaries(command)
+    return group
 
 
 def _usage(error: Any) -> str:

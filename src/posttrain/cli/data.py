@@ -99,7 +99,9 @@ def answers(
     at_least: Annotated[float, typer.Option(help="Keep an answer if its sum of rewards is at least this.")] = 1.0,
     samples: Annotated[int, typer.Option(min=1, help="Answers sampled for each prompt; the best is kept.")] = 1,
     temperature: Annotated[float, typer.Option(min=0.01, help="Sampling temperature.")] = 0.7,
-    max_length: Annotated[int, typer.Option(min=1, help="Maximum tokens of an answer; cut ones are dropped.")] = 256,
+    max_completion_length: Annotated[
+        int, typer.Option(min=1, help="Maximum tokens of an answer; cut ones are dropped.")
+    ] = 256,
     max_rows: Annotated[int | None, typer.Option(min=1, help="Use only this many prompts: the first ones.")] = None,
     prompt: Annotated[
         str | None, typer.Option(help='Prompt column, or a template such as "{Body} {Question}".')
@@ -119,7 +121,7 @@ def answers(
     Examples:
       posttrain data answers my-model prompts.jsonl -o own.jsonl
       posttrain data answers my-model svamp.jsonl -o right.jsonl --prompt "{Body} {Question}" --reward math --samples 8
-      posttrain data answers my-model chats.jsonl -o replay.jsonl --first-sentence --max-length 40
+      posttrain data answers my-model chats.jsonl -o replay.jsonl --first-sentence --max-completion-length 40
     """
     from posttrain.evaluate.own_answers import own_answers
 
@@ -130,7 +132,7 @@ def answers(
         samples=samples,
         at_least=at_least,
         temperature=temperature,
-        max_completion_length=max_length,
+        max_completion_length=max_completion_length,
         max_rows=max_rows,
         prompt=prompt,
         answer=answer_column,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from posttrain.cli.output import AnswerColumn, AsJson, PromptColumn, answer
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.importing import uncollected
 
 if TYPE_CHECKING:
@@ -199,6 +199,12 @@ def _lines() -> Iterator[str]:
             line = input("you> ") if sys.stdin.isatty() else input()
         except EOFError:
             return
+        except UnicodeDecodeError as error:  # in a locale other than C, Python decodes strictly
+            raise DataError(
+                given=f"a line of standard input that is not {error.encoding.upper()} ({error.reason})",
+                allowed="text in the encoding of the locale",
+                fix="Convert the text, for example with `iconv`.",
+            ) from error
         if line.strip():
             yield line
 

@@ -99,12 +99,15 @@ def plan(
 ) -> int:
     """Estimate whether a run fits, how long it takes, what it costs and how to make it fit. Downloads nothing.
 
+    --given-length, --call-seconds and --mean-turns need a config with tools, an environment or an agent, such as
+    `posttrain init --data environment` writes.
+
     \b
     Examples:
       posttrain plan my_run.yaml
       posttrain plan --model 70b --algorithm sft --gpus 64xH100 --tensor 8
       posttrain plan --model 7b --algorithm grpo --gpus l40s --lora --group-size 16 --max-completion-length 2048
-      posttrain plan my_run.yaml --gpus rtx-4090 --given-length 200 --call-seconds 0.5 --mean-turns 3
+      posttrain plan my_tools.yaml --gpus rtx-4090 --given-length 200 --call-seconds 0.5 --mean-turns 2
       posttrain plan my_run.yaml --probe
     """
     config, overrides = _config_and_settings(arguments or [])

@@ -600,7 +600,8 @@ class CheckpointConfig(Part):
     every: Natural = 50
     """Number of steps between checkpoints. 0: only the last one."""
     keep: Count = 3
-    """Number of checkpoints to keep. Older ones are deleted, except one from before a rise of disagreement (alarms)."""
+    """Number of checkpoints to keep. Older ones are deleted after each save, or before it if the disk is full, except
+    one from before a rise of disagreement (alarms)."""
 
 
 class GuardConfig(Part):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from posttrain.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, load_config
+from posttrain.data.dropped import Unusable
 from posttrain.data.prompts import Renderer
 from posttrain.engines import make_sampler
 from posttrain.errors import DataError
@@ -92,15 +93,27 @@ class ChatSession:
         self._resources.__exit__(*raised)  # type: ignore[arg-type]
 
     def ask(self, text: str) -> str:
-        """Return the model's answer without special tokens. Raises DataError if the context has no room for one."""
+        """Return the model's answer without special tokens. Raises DataError if the context has no room for one, or if
+        the text is not UTF-8 or the chat template refuses it."""
         question = {"role": "user", "content": text}
-        asked: Any = [*self.turns, question] if self._renderer.chat else text
-        rendered = self._renderer.text(asked)
-        ids = self._renderer.ids(rendered, is_chat=self._renderer.chat)
-        prompt = Prompt(index=len(self.turns) // 2, ids=ids, text=rendered)
-        [[completion]] = self._sampler.generate([prompt], self._with_room(len(ids)), group_size=1, seed=self.seed)
+        prompt = self._prompt([*self.turns, question] if self._renderer.chat else text)
+        room = self._with_room(len(prompt.ids))
+        [[completion]] = self._sampler.generate([prompt], room, group_size=1, seed=self.seed)
         self.turns += [question, {"role": "assistant", "content": completion.text}]
         return completion.text
+
+    def _prompt(self, asked: Any) -> Prompt:
+        """Return what the model reads: the messages so far, or a text."""
+        try:
+            rendered = self._renderer.text(asked)
+            ids = self._renderer.ids(rendered, is_chat=self._renderer.chat)
+        except Unusable as refused:
+            raise DataError(
+                given=f"a message that the model cannot read: {refused}",
+                allowed="text in UTF-8" + (" that the chat template accepts" if self._renderer.chat else ""),
+                fix="Change the message, its encoding or the system prompt.",
+            ) from refused
+        return Prompt(index=len(self.turns) // 2, ids=ids, text=rendered)
 
     def _with_room(self, used: int) -> SamplingConfig:
         """Return the sampling settings, with the answer limited to the remaining context."""

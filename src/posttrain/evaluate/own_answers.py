@@ -76,7 +76,7 @@ def own_answers(
         raise DataError(
             given=f"none of {len(found.records) * samples} answers ended and got {at_least:g}",
             allowed="at least one",
-            fix="Raise --samples or --max-length, or lower --at-least.",
+            fix="Raise --samples or --max-completion-length, or lower --at-least.",
         )
     return list(kept.values())
 

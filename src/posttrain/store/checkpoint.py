@@ -18,6 +18,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
@@ -36,6 +37,10 @@ TENSORS, PLAIN = "tensors.safetensors", "plain.json"
 
 _STEP = re.compile(r"step-(\d{6,})")
 _ASIDE = re.compile(r"step-\d{6,}\.tmp-\d+(-old)?")
+
+_MORE_SPACE = (
+    "Free some space, set checkpoint.keep lower, or move the run folder to another disk (for a new run, set output)."
+)
 
 
 class DiskFull(DoesNotFit, CheckpointError):
@@ -103,7 +108,8 @@ class Checkpoints:
 
         `size` is the expected number of bytes (see `size_of`): if the disk has less space, nothing is written. An
         intact checkpoint of the same step is kept, because the same step of the same run has the same bytes; a damaged
-        one is replaced. With `wait`, wait a while for space on a full disk.
+        one is replaced. On a full disk, older checkpoints than the newest `keep` intact ones are removed first; with
+        `wait`, it then waits a while for space.
 
         Raises `CheckpointError` if it cannot be written; older checkpoints are then intact and nothing is left behind.
         """
@@ -127,6 +133,8 @@ class Checkpoints:
                 break
             except Exception as error:
                 full = isinstance(error, DiskFull) or errno_of(error) in MAY_PASS
+                if full and self._make_room(step):
+                    continue
                 if not (wait and full and PATIENCE.lasts(final)):
                     self._explain(final, max(size, _bytes_in(aside)), error)
             finally:
@@ -207,6 +215,24 @@ class Checkpoints:
         for path in past[: -self.keep]:
             self._remove(path)
 
+    def _make_room(self, step: int) -> bool:
+        """Remove the checkpoints older than the newest `keep` intact ones before `step`, except pinned ones. Return
+        whether any was removed.
+
+        `keep` may have been lowered since they were written. A damaged one does not count: if the save fails, too, the
+        run needs the intact ones.
+        """
+        past = [path for number, path in self._steps() if number < step and number not in self.pinned]
+        intact, removed = 0, False
+        for path in reversed(past):
+            if intact < self.keep:
+                intact += isinstance(verify(path), Checkpoint)
+            else:
+                with suppress(OSError):
+                    self._remove(path)
+                    removed = True
+        return removed
+
     def _remove(self, path: Path) -> None:
         """Remove a checkpoint. It is renamed first, so that a kill in the middle does not leave half a checkpoint."""
         if os.path.lexists(path):
@@ -220,7 +246,7 @@ class Checkpoints:
             raise DiskFull(
                 given=f"{final.name} needs {_readable(size)}, but {self.folder} has {_readable(free)} free",
                 allowed=f"at least {_readable(size)} of free space",
-                fix="Free some space, set checkpoint.keep lower, or set output to a folder on another disk.",
+                fix=_MORE_SPACE,
             )
 
     def _explain(self, final: Path, size: int, error: Exception) -> NoReturn:
@@ -231,7 +257,7 @@ class Checkpoints:
         raise kind(
             given=f"{final.name} could not be written to {self.folder} ({error}); older checkpoints are intact",
             allowed=f"a folder that can be written{room}",
-            fix="Free some space, set checkpoint.keep lower, or set output to a folder on another disk.",
+            fix=_MORE_SPACE,
         ) from error
 
 

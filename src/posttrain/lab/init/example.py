@@ -35,7 +35,7 @@ EXAMPLES: Mapping[str, Example] = {
         algorithm="sft, then grpo",
         reason="SFT teaches the form of an answer, a number alone. GRPO teaches which number.",
         commands=(
-            "posttrain data answers $model plain.jsonl -o replay.jsonl --max-length 48",
+            "posttrain data answers $model plain.jsonl -o replay.jsonl --max-completion-length 48",
             "posttrain train sft.yaml",
             "posttrain reward test grpo.yaml data.train=train.jsonl",
             "posttrain train grpo.yaml",
