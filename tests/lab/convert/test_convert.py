@@ -15,7 +15,7 @@ import yaml
 
 from posttrain.cli import run
 from posttrain.config import check, load_config
-from posttrain.config.names import Ours, all_names, entry_of
+from posttrain.config.names import ENTRY_KEYS, Ours, all_names, entry_of, read_entry
 from posttrain.errors import ConfigError
 from posttrain.lab.convert import convert
 from posttrain.lab.convert.meaning import meaning_of
@@ -440,3 +440,20 @@ def test_the_verb_answers_with_one_object(capsys):
 @pytest.mark.parametrize(("name", "text"), moving_pages().items())
 def test_a_page_of_docs_moving_is_what_the_tables_say(name, text):
     assert (HERE.parents[2] / "docs" / "moving" / name).read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("cut", [{"nothing": "One", "two": None}, {"near": "x", "note": "One", "and two": None}])
+def test_a_text_that_a_comma_cuts_is_refused(cut):
+    with pytest.raises(ValueError, match="in quotes"):
+        read_entry(cut)
+
+
+def test_every_entry_of_forms_yaml_has_known_keys():
+    def entries(form):
+        yield from form.get("settings", {}).values()
+        for values in form.get("choice", {}).values():
+            yield from (entry for told in values.values() for entry in told.get("with", {}).values())
+
+    forms = [form for project in ("TRL", "verl") for form in FORMS[project].values()]
+    strange = [entry for form in forms for entry in entries(form) if isinstance(entry, dict) and {*entry} - ENTRY_KEYS]
+    assert strange == []
