@@ -130,6 +130,12 @@ def test_options_of_trl_take_arrays_and_leave_out_the_arguments_of_the_script(tm
     }
 
 
+@pytest.mark.parametrize("given", ["--config mine.yaml", "--config=mine.yaml"])
+def test_a_config_file_of_trl_is_said(given, tmp_path):
+    source = read(tmp_path, f"trl dpo {given} --beta 0.2\n")
+    assert source.to_do == [(1, "--config mine.yaml was not read: add its settings")]
+
+
 @pytest.mark.parametrize("text", ["echo main_ppo", "pkill -f main_ppo", "# " + VERL, "cp dpo.py x"])
 def test_a_file_that_starts_nothing_is_refused(text, tmp_path):
     with pytest.raises(ConfigError, match="holds no known config"):

@@ -62,6 +62,8 @@ def _options_of(words: list[Word], place: int, form: str | None) -> Source | Non
         return None
     source = Source(TRL, form)
     source.settings = {name: Given(value, line) for name, value, line in _options(_own(words[place:], source))}
+    if file := source.settings.pop("config", None):
+        source.to_do.append((file.line, f"--config {file.value} was not read: add its settings"))
     launched = {name: value for name, value, _ in _options(words[:place])} if place else {}
     source.devices = next((launched[name] for name in _PROCESSES if isinstance(launched.get(name), int)), 1)
     return source
