@@ -533,6 +533,8 @@ def test_an_override_that_cannot_be_meant_is_refused(override, message):
             r"sampling.stop = x .*; allowed: a list \(text each\).\n  Write a list: sampling.stop = \[x\]",
         ),
         ("rewards={name: math}", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
+        ("data.train={a: b}", r"data.train = {a: b} .*; allowed: text .*\n  (?!Write a list)\w"),
+        ("sampling.stop=3", r"sampling.stop = 3 .*\n  (?!Write a list)\w"),
         ("rewards=[3]", "rewards.0 = 3 .*; allowed: a section .name, function, model, judge, ..."),
         ("rewards=math", r"rewards = {name: math} .*\n  Write a list: rewards = \[{name: math}\]"),
         (

@@ -130,9 +130,16 @@ def entry_of(project: str, path: str) -> Entry | None:
     return next((e for part in parts for beginning, e in peers()[FAMILIES].items() if part.startswith(beginning)), None)
 
 
+ENTRY_KEYS = frozenset({"nothing", "by_algorithm", "is", "near", "note", "values", "as", "if"})
+"""Keys of an entry of names.yaml and forms.yaml. forms.yaml alone uses `as` and `if`."""
+
+
 def read_entry(told: str | Mapping[str, Any]) -> Entry:
+    """Read an entry. Raises ValueError for an unknown key: the rest of a text with a comma and without quotes."""
     if isinstance(told, str):
         return Ours(told)
+    if strange := told.keys() - ENTRY_KEYS:
+        raise ValueError(f"{dict(told)} has no keys {sorted(strange)}; put the text before them in quotes")
     if "nothing" in told:
         return Nothing(told["nothing"])
     if "by_algorithm" in told:

@@ -288,13 +288,24 @@ def _fix(name: str, node: Schema, value: Any, walker: Walker) -> str:
         return f'Put it in quotes: {name} = "{value}".'
     if isinstance(value, Mapping) and "string" in types and all(v is None for v in value.values()):
         return f'Put the text in quotes: {name} = "{{{", ".join(map(str, value))}}}".'
-    if "array" in types and not isinstance(value, list):
+    if "array" in types and not isinstance(value, list) and _fits_a_list(value, variants, walker):
         return f"Write a list: {name} = {show([value])}."
     if isinstance(value, str) and (same := value_of_ours(name, value)):
         return same
     if isinstance(value, str) and (close := difflib.get_close_matches(value, choices, n=1)):
         return f"Did you mean {close[0]}?"
     return _valid_value(name, node, types)
+
+
+_KINDS = {str: {"string"}, bool: {"boolean"}, int: {"integer", "number"}, float: {"number"}}
+"""Type of a value -> its types in JSON schema."""
+
+
+def _fits_a_list(value: Any, variants: Iterable[Schema], walker: Walker) -> bool:
+    """Can an entry of the list have the type of this value? If the schema names no type, every value can."""
+    kinds = {"object"} if isinstance(value, Mapping) else _KINDS.get(type(value), set())
+    entries = (entry for v in variants if v.get("type") == "array" for entry in walker.variants(v.get("items", {})))
+    return any(entry.get("type") in {None, *kinds} for entry in entries)
 
 
 def _valid_value(name: str, node: Schema, types: set[str | None]) -> str:

@@ -15,7 +15,7 @@ import yaml
 
 from posttrain.cli import run
 from posttrain.config import check, load_config
-from posttrain.config.names import Ours, all_names, entry_of
+from posttrain.config.names import ENTRY_KEYS, Ours, all_names, entry_of, read_entry
 from posttrain.errors import ConfigError
 from posttrain.lab.convert import convert
 from posttrain.lab.convert.meaning import meaning_of
@@ -394,6 +394,28 @@ def test_files_of_other_libraries_are_not_taken_for_trl(name, text, project, ver
         read_source(tmp_path / name, verb)
 
 
+def test_lines_of_yaml_are_those_of_the_keys(tmp_path):
+    """Keys with the same last part are told apart. A merged section has the lines of its anchor."""
+    lines = [
+        "data: {train_batch_size: 8, shuffle: true}", "algorithm: {adv_estimator: gae}", "critic: &shared",
+        "  strategy: fsdp", "  # optim: {lr: 7}", "  optim: {lr: 1e-5}", "actor_rollout_ref:", "  actor:",
+        "    optim:", "      lr: 1e-6", "    note: |", "      ppo_epochs: 3", "    'ppo_epochs': 2", "  ref:",
+        "    <<: *shared", "    strategy: fsdp2",
+    ]  # fmt: skip
+    path = tmp_path / "ppo.yaml"
+    path.write_text("\n".join(lines))
+    settings = read_source(path).settings
+    assert settings["actor_rollout_ref.ref.strategy"].value == "fsdp2"
+    assert settings["actor_rollout_ref.ref.optim.lr"].value == 1e-5
+    found = {name: given.line for name, given in settings.items()}
+    assert found == {
+        "data.train_batch_size": 1, "data.shuffle": 1, "algorithm.adv_estimator": 2, "critic.strategy": 4,
+        "critic.optim.lr": 6, "actor_rollout_ref.actor.optim.lr": 10, "actor_rollout_ref.actor.note": 11,
+        "actor_rollout_ref.actor.ppo_epochs": 13, "actor_rollout_ref.ref.strategy": 16,
+        "actor_rollout_ref.ref.optim.lr": 6,
+    }  # fmt: skip
+
+
 def test_what_a_file_trains_is_one_of_the_verbs(tmp_path):
     with pytest.raises(ConfigError, match="a file that trains 'grop'; allowed: grpo, rloo, dpo"):
         convert(HERE / "trl/sft.yaml", form="grop")
@@ -440,3 +462,20 @@ def test_the_verb_answers_with_one_object(capsys):
 @pytest.mark.parametrize(("name", "text"), moving_pages().items())
 def test_a_page_of_docs_moving_is_what_the_tables_say(name, text):
     assert (HERE.parents[2] / "docs" / "moving" / name).read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("cut", [{"nothing": "One", "two": None}, {"near": "x", "note": "One", "and two": None}])
+def test_a_text_that_a_comma_cuts_is_refused(cut):
+    with pytest.raises(ValueError, match="in quotes"):
+        read_entry(cut)
+
+
+def test_every_entry_of_forms_yaml_has_known_keys():
+    def entries(form):
+        yield from form.get("settings", {}).values()
+        for values in form.get("choice", {}).values():
+            yield from (entry for told in values.values() for entry in told.get("with", {}).values())
+
+    forms = [form for project in ("TRL", "verl") for form in FORMS[project].values()]
+    strange = [entry for form in forms for entry in entries(form) if isinstance(entry, dict) and {*entry} - ENTRY_KEYS]
+    assert strange == []

@@ -77,8 +77,10 @@ class _Translation:
         for part in self.source.parts:
             self._part(part)
         self._rewards()
-        if self.meaning.settings.get("reference.path") == self.meaning.settings.get("model.path"):
-            self.meaning.settings.pop("reference.path", None)  # by default the reference is the initial model
+        settings = self.meaning.settings
+        if all(settings.get(f"reference.{part}") == settings.get(f"model.{part}") for part in ("path", "revision")):
+            for key in [key for key in settings if key.startswith("reference.")]:
+                del settings[key]  # by default the reference is the initial model
         self._leave_out_defaults()
         return self.meaning
 
@@ -159,6 +161,8 @@ class _Translation:
             return None
         if told is None:
             return self._note(name, given, "posttrain does not know it")
+        if isinstance(told, Mapping) and {*told} == {"nothing"}:
+            told = read_entry(told)
         if isinstance(given.value, Unread) and not isinstance(told, Nothing):
             key = told if isinstance(told, str) else told.key if isinstance(told, Ours) else "its counterpart"
             return self._open(name, given, f"its value is known only when the script runs; set {key} yourself")

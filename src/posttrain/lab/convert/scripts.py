@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.text import show
 from posttrain.errors import ConfigError
 from posttrain.lab.convert.records import FORMS, LORA, TRL, Given, Source, Unread, nothing_found
+from posttrain.lab.convert.syntax import Script
 
 
 def of_script(text: str, path: Path) -> Source:
@@ -19,9 +18,8 @@ def of_script(text: str, path: Path) -> Source:
         tree = ast.parse(text, str(path))
     except (SyntaxError, ValueError) as error:
         raise ConfigError(given=f"{path} is not Python: {error}", allowed="a script that Python can parse") from None
-    script = _Script(tree, path)
-    calls = [(call, form) for call in script.calls if (form := script.form_of(call))]
-    configs = [(call, form) for call, form in calls if form != LORA]
+    script = Script(tree)
+    configs = [call for call in script.calls if script.form_of(call) not in (None, LORA)]
     if not configs and any(script.called(call) in ("TrlParser", "HfArgumentParser") for call in script.calls):
         raise ConfigError(
             given=f"{path} takes its settings from its command line",
@@ -31,196 +29,219 @@ def of_script(text: str, path: Path) -> Source:
     if not configs:
         looked_for = f"a call of {', '.join(form for form in FORMS[TRL] if form.isidentifier() and form != LORA)}"
         raise nothing_found(path, looked_for)
-    call, form = configs[-1]
-    source = Source(TRL, form, script.arguments(call))
-    for other, part in calls:
-        if part == LORA:
-            source.parts.append(LORA)
-            source.settings |= {f"{LORA}.{name}": given for name, given in script.arguments(other).items()}
-    source.remarks += [(c.lineno, f"a second {f}, which is ignored") for c, f in configs[:-1]]
-    for trainer in script.calls:
-        if re.fullmatch(r"\w*Trainer", script.called(trainer)):
-            source.settings = script.given_to(trainer, source) | source.settings
-            if any(f"{path}:" in str(g.value) for g in source.settings.values()):
-                why = "imports TRL" if script.guarded else "starts training"
-                told = f"importing this file {why}: move its rewards to a separate file, and name that file in rewards"
-                (source.remarks if script.guarded else source.to_do).append((trainer.lineno, told))
-    sampled = script.names.get("generation_kwargs")
-    if isinstance(sampled, ast.Dict) and isinstance(given := script.value(sampled), dict):
-        source.settings = {name: Given(value, sampled.lineno) for name, value in given.items()} | source.settings
-    return source
+    return _Reading(script, path, configs).source
 
 
-class _Script:
-    """The syntax tree of a script, with the values assigned to its names."""
+class _Reading:
+    """The settings of the last trainer in a script, and of the config that it is given."""
 
-    def __init__(self, tree: ast.Module, path: Path) -> None:
-        self.path = path
-        self.calls = sorted((n for n in ast.walk(tree) if isinstance(n, ast.Call)), key=lambda call: call.lineno)
-        self.assigned: defaultdict[str, list[ast.expr]] = defaultdict(list)
-        self.functions = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
-        self.imported: dict[str, str] = {}
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-                self.assigned[node.targets[0].id].append(node.value)
-            elif isinstance(node, ast.ImportFrom) and node.module:
-                self.imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
-        self.names = {name: values[-1] for name, values in self.assigned.items()}
-        self.guarded = any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
+    def __init__(self, script: Script, path: Path, configs: list[ast.Call]) -> None:
+        self.script, self.path = script, path
+        trainers = [call for call in script.calls if self._is_trainer(call)]
+        config = next((c for trainer in reversed(trainers) if (c := self._config_of(trainer))), configs[-1])
+        own = [trainer for trainer in trainers if self._config_of(trainer) is config] or trainers
+        form = script.form_of(config) or ""
+        self.source = Source(TRL, form, self._unnamed(config) | script.arguments(config))
+        self._unread_changes(config)
+        self.source.remarks += [
+            (c.lineno, f"a second {script.form_of(c)}, which is ignored") for c in configs if c is not config
+        ]
+        others = [trainer for trainer in trainers if trainer is not own[-1]]
+        for other in others:
+            told = f"a second trainer, {script.called(other)}: it is not in this config; convert its part on its own"
+            self.source.to_do.append((other.lineno, told))
+        self._adapters(others)
+        if own:
+            self._trainer(own[-1])
+        self._sampled()
 
-    def called(self, call: ast.Call) -> str:
-        """Return the last part of the called function's name. Import aliases are resolved."""
-        name = ast.unparse(call.func)
-        return self.imported.get(name, name).rpartition(".")[2]
+    def _unnamed(self, config: ast.Call) -> dict[str, Given]:
+        """Return the first argument of a config if it has no name: the output folder."""
+        given = (Given(self.script.value(node), node.lineno) for node in config.args)
+        return dict(zip(("output_dir",), given, strict=False))
 
-    def form_of(self, call: ast.Call) -> str | None:
-        """Return the form of forms.yaml that a call creates. A form that `known_by` recognises takes precedence."""
-        name, given = self.called(call), {keyword.arg for keyword in call.keywords}
-        older = (
-            form for form, told in FORMS[TRL].items() if form.startswith(f"{name} ") and given & {*told["known_by"]}
-        )
-        return next(older, name if name in FORMS[TRL] else None)
+    def _is_trainer(self, call: ast.Call) -> bool:
+        return any(re.fullmatch(r"\w*Trainer", name) for name in self.script.bases(self.script.called(call)))
 
-    def arguments(self, call: ast.Call) -> dict[str, Given]:
-        """Return the keyword arguments of a call, including `**` of a dict of literals."""
-        given: dict[str, Given] = {}
-        for keyword in call.keywords:
-            value = self.value(keyword.value)
+    def _config_of(self, trainer: ast.Call) -> ast.Call | None:
+        """Return the call that creates a trainer's config, if the script has one."""
+        nodes = [self.script.resolved(node) for node in (*trainer.args, *(k.value for k in trainer.keywords))]
+        made = (node for node in nodes if isinstance(node, ast.Call))
+        return next((node for node in made if self.script.form_of(node) not in (None, LORA)), None)
+
+    def _adapters(self, others: list[ast.Call]) -> None:
+        """Take the LoraConfig of the script, unless it belongs to another trainer."""
+        script = self.script
+        theirs = [script.resolved(k.value) for trainer in others for k in trainer.keywords if k.arg == "peft_config"]
+        for call in script.calls:
+            if script.form_of(call) == LORA and not any(call is node for node in theirs):
+                self.source.parts.append(LORA)
+                self._unread_changes(call)
+                self.source.settings |= {f"{LORA}.{name}": given for name, given in script.arguments(call).items()}
+
+    def _unread_changes(self, config: ast.Call) -> None:
+        """Say which statements change a config, or a dict that it is made of, in a way that is not read."""
+        made = [config, *(self.script.resolved(k.value) for k in config.keywords if k.arg is None)]
+        for change in (change for node in made for change in self.script.changes_of(node)):
+            if change.key is None:
+                self.source.to_do.append((change.line, f"{_short(change.text)} may change settings, and was not read"))
+        for node in config.args[1:]:
+            told = f"the argument {_short(ast.unparse(node))} has no name, and was not read"
+            self.source.to_do.append((node.lineno, told))
+        for keyword in config.keywords:
+            if keyword.arg is None and not isinstance(self.script.value(keyword.value), dict):
+                told = f"**{ast.unparse(keyword.value)} is known only when the script runs: add its settings"
+                self.source.to_do.append((keyword.value.lineno, told))
+
+    def _sampled(self) -> None:
+        """Take `generation_kwargs` of a loop around PPOTrainer.generate."""
+        node = self.script.resolved(ast.Name("generation_kwargs"))
+        if isinstance(node, ast.Dict) and isinstance(given := self.script.value(node), dict):
+            told = {name: Given(value, node.lineno) for name, value in given.items()}
+            self.source.settings = told | self.source.settings
+
+    # --- the trainer ---
+
+    def _trainer(self, trainer: ast.Call) -> None:
+        source, script = self.source, self.script
+        source.settings = self._given_to(trainer) | source.settings
+        if any(f"{self.path}:" in str(g.value) for g in source.settings.values()):
+            why = "imports TRL" if script.guarded else "starts training"
+            told = f"importing this file {why}: move its rewards to a separate file, and name that file in rewards"
+            (source.remarks if script.guarded else source.to_do).append((trainer.lineno, told))
+        for change in script.changes_of(trainer):
+            if change.key or not isinstance(change.value, ast.Call) or change.text != ast.unparse(change.value):
+                source.to_do.append((change.line, f"{_short(change.text)} changes the trainer, and was not read"))
+        for name in script.bases(script.called(trainer)):
+            if name in script.classes:
+                changed = [n.name for n in script.classes[name].body if isinstance(n, ast.FunctionDef)]
+                told = f"{name} changes the trainer in code ({', '.join(changed) or 'its fields'}), which is not read"
+                source.to_do.append((trainer.lineno, told))
+
+    def _named(self, trainer: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """Yield the names and values of a trainer's arguments. forms.yaml has the order of those without a name."""
+        order = FORMS[TRL][self.source.form].get("order", [])
+        for place, node in enumerate(trainer.args):
+            yield (order[place] if place < len(order) else f"argument {place + 1}"), node
+        for keyword in trainer.keywords:
+            node = self.script.resolved(keyword.value)
             if keyword.arg is not None:
-                given[keyword.arg] = Given(value, keyword.value.lineno)
-            elif isinstance(value, dict):
-                given |= {str(name): Given(inner, keyword.value.lineno) for name, inner in value.items()}
-        return given
+                yield keyword.arg, keyword.value
+            elif isinstance(node, ast.Dict):
+                yield from ((str(self.script.value(k)), v) for k, v in zip(node.keys, node.values, strict=True) if k)
+            elif isinstance(node, ast.Call) and self.script.called(node) == "dict":
+                yield from ((k.arg, k.value) for k in node.keywords if k.arg)
+            else:
+                told = f"**{ast.unparse(keyword.value)} is known only when the script runs: add its settings"
+                self.source.to_do.append((keyword.value.lineno, told))
 
-    def value(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Any:
-        """Return the literal value of an expression, following assigned names; otherwise its source as Unread."""
-        if isinstance(node, ast.Name) and node.id in self.names:
-            return self.value(self.names[node.id], seen | {node.id}) if node.id not in seen else Unread(node.id)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # config.model_name
-            made = self.names.get(node.value.id)
-            if isinstance(made, ast.Call) and self.form_of(made):
-                told = (keyword.value for keyword in made.keywords if keyword.arg == node.attr)
-                return next((self.value(value, seen) for value in told), Unread(ast.unparse(node)))
-            if node.value.id == "torch":
-                return node.attr
-        if isinstance(node, ast.Call) and self.called(node) == "dict" and not node.args:
-            return {keyword.arg: self.value(keyword.value, seen) for keyword in node.keywords if keyword.arg}
-        if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.FloorDiv)):
-            left, right = self.value(node.left, seen), self.value(node.right, seen)
-            if isinstance(left, int) and isinstance(right, int):
-                made = {ast.Mult: left * right, ast.Add: left + right, ast.FloorDiv: left // (right or 1)}
-                return made[type(node.op)]
-        try:
-            return ast.literal_eval(node)
-        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-            return Unread(ast.unparse(node))
-
-    def given_to(self, trainer: ast.Call, source: Source) -> dict[str, Given]:
+    def _given_to(self, trainer: ast.Call) -> dict[str, Given]:
         """Return the arguments of a trainer other than its config: models, data and rewards."""
         given: dict[str, Given] = {}
-        for keyword in trainer.keywords:
-            name, node, line = keyword.arg or "", keyword.value, keyword.value.lineno
+        for name, node in self._named(trainer):
+            line = node.lineno
             if name in _MODELS:
                 given |= self._model(_MODELS[name], node, line)
             elif name in ("train_dataset", "dataset", "eval_dataset"):
-                given |= self._data(node, line, source, held_out=name == "eval_dataset")
+                given |= self._data(node, line, held_out=name == "eval_dataset")
             elif name in _REWARDS:
                 given["reward_funcs"] = Given(self._rewards(node), line)
             elif name not in _READ_ELSEWHERE:
-                source.remarks.append((line, f"{name} = {_short(ast.unparse(node))} is code, and was not taken over"))
-        positional = [node for node in trainer.args if not self._is_config(node)]  # PPOTrainer(config, model, ...)
-        for name, node in zip(("model_name_or_path", "ref_model"), positional, strict=False):
-            given |= self._model(name, node, node.lineno)
+                told = f"{name} = {_short(ast.unparse(node))} is code, and was not taken over"
+                self.source.remarks.append((line, told))
         return given
 
-    def _is_config(self, node: ast.expr) -> bool:
-        node = self.names.get(node.id, node) if isinstance(node, ast.Name) else node
-        return isinstance(node, ast.Call) and self.form_of(node) is not None
-
     def _model(self, name: str, node: ast.expr, line: int) -> dict[str, Given]:
-        node = self.names.get(node.id, node) if isinstance(node, ast.Name) else node
+        """Return the name of a model, with the arguments of `from_pretrained`."""
+        node = self.script.resolved(node)
         if isinstance(node, ast.Constant) and node.value is None:
             return {}
-        if isinstance(node, ast.Call) and self.called(node) in ("from_pretrained", "create_reference_model"):
-            known = {
-                k: v for k, v in self.arguments(node).items() if k in ("torch_dtype", "dtype", "attn_implementation")
-            }
-            beside = known if name == "model_name_or_path" else {}
-            copy = self.called(node) == "create_reference_model"
-            return {} if copy or not node.args else beside | {name: Given(self.value(node.args[0]), node.lineno)}
-        return {name: Given(self.value(node), line)}
+        if isinstance(node, ast.Call) and self.script.called(node) == "create_reference_model":
+            return {}
+        if isinstance(node, ast.Call) and self.script.called(node) == "from_pretrained":
+            beside = self.script.arguments(node)
+            path = beside.pop("pretrained_model_name_or_path", None)
+            path = Given(self.script.value(node.args[0]), node.lineno) if node.args else path
+            prefix = "" if name == "model_name_or_path" else f"{name}_"
+            told = {f"{prefix}{key}": given for key, given in beside.items()}
+            return told | {name: path or Given(Unread(ast.unparse(node)), node.lineno)}
+        return {name: Given(self.script.value(node), line)}
 
-    def _data(self, node: ast.expr, line: int, source: Source, *, held_out: bool) -> dict[str, Given]:
+    # --- data ---
+
+    def _data(self, node: ast.expr, line: int, *, held_out: bool) -> dict[str, Given]:
         """Find the load_dataset call behind an expression, and remark if the script changes its rows."""
         names = ("eval_dataset", "eval_split") if held_out else ("dataset_name", "dataset_train_split")
-        calls = list(self._behind(node))
-        load = next((call for call in calls if self.called(call) == "load_dataset"), None)
+        behind = list(self.script.behind(node))
+        calls = [step for step in behind if isinstance(step, ast.Call)]
+        load = next((call for call in calls if self.script.called(call) == "load_dataset"), None)
         if load is None:
             return {names[0]: Given(Unread(ast.unparse(node)), line)}
         given: dict[str, Given] = {}
-        halved = next((call for call in calls if self.called(call) == "train_test_split"), None)
+        halved = next((call for call in calls if self.script.called(call) == "train_test_split"), None)
         if halved is not None:
-            share = self.arguments(halved).get("test_size", Given(0.25))
-            given["test_split_size"] = Given(share.value, halved.lineno)
+            share = self.script.value(halved.args[0]) if halved.args else 0.25
+            given["test_split_size"] = self.script.arguments(halved).get("test_size", Given(share, halved.lineno))
             if held_out:
                 return given
-        changes = [self.called(call) for call in calls if call not in (load, halved)]
+        changes = [self.script.called(call) for call in calls if call not in (load, halved)]
+        changes += [change.text for change in self.script.changes_of(load) if change.key]
         if changes:
             told = f"the script changes the rows ({', '.join(changes)}); write them to a file for data.train"
-            source.to_do.append((load.lineno, told))
-        arguments = self.arguments(load)
-        named = [self.value(argument) for argument in load.args[:2]]
-        path = arguments.get("data_files", Given(":".join(map(str, named)) or Unread(ast.unparse(load))))
-        given[names[0]] = Given(path.value, load.lineno)
-        split = (self._split(node) if halved is None else None) or arguments.get("split", Given(None)).value
-        if isinstance(split, str):
-            whole, _, part = split.partition("[")
-            given |= {names[1]: Given(whole, load.lineno)} if whole != ("test" if held_out else "train") else {}
-            if (rows := re.fullmatch(r":(\d+)\]", part)) and not held_out:
-                given["max_rows"] = Given(int(rows[1]), load.lineno)
-            elif part:
-                source.remarks.append((load.lineno, f"split {split}: write those rows to a file"))
+            self.source.to_do.append((load.lineno, told))
+        return given | self._loaded(load, self._split(behind, load), names, held_out=held_out)
+
+    def _loaded(self, load: ast.Call, key: Any, names: tuple[str, str], *, held_out: bool) -> dict[str, Given]:
+        """Return the data set that load_dataset names, and its split. `key` is the split that is chosen from it."""
+        arguments = self.script.arguments(load)
+        split = key if key is not None else arguments.get("split", Given(None)).value
+        whole, _, part = split.partition("[") if isinstance(split, str) else ("", "", "")
+        named = [self.script.value(argument) for argument in load.args[:2]]
+        path = arguments.get("data_files", Given(":".join(map(str, named)) or Unread(ast.unparse(load)))).value
+        if isinstance(path, dict):
+            path = path.get(whole, Unread(f"data_files[{whole or ast.unparse(load)}]"))
+            whole = ""  # the file holds only this split
+        given = {names[0]: Given(path, load.lineno)}
+        if isinstance(split, Unread):
+            given[names[1]] = Given(split, load.lineno)
+        elif whole and whole != ("test" if held_out else "train"):
+            given[names[1]] = Given(whole, load.lineno)
+        if (rows := re.fullmatch(r":(\d+)\]", part)) and not held_out:
+            given["max_rows"] = Given(int(rows[1]), load.lineno)
+        elif part:
+            self.source.remarks.append((load.lineno, f"split {split}: write those rows to a file"))
         return given
 
-    def _behind(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Iterator[ast.Call]:
-        """Yield load_dataset and the methods called on its result, last call first."""
-        if isinstance(node, ast.Name) and node.id not in seen:
-            for value in reversed(self.assigned.get(node.id, [])):
-                yield from self._behind(value, seen | {node.id})
-        elif isinstance(node, ast.Subscript):
-            yield from self._behind(node.value, seen)
-        elif isinstance(node, ast.Call):
-            yield node
-            if isinstance(node.func, ast.Attribute):
-                yield from self._behind(node.func.value, seen)
+    def _split(self, behind: list[ast.Call | ast.Subscript], load: ast.Call) -> Any:
+        """Return `train` for `dataset["train"]`, the key that is applied to load_dataset itself."""
+        before = behind[: next(place for place, step in enumerate(behind) if step is load)]
+        return self.script.value(before[-1].slice) if before and isinstance(before[-1], ast.Subscript) else None
 
-    def _split(self, node: ast.expr) -> str | None:
-        """Return `train` for `dataset["train"]`."""
-        node = self.names.get(node.id, node) if isinstance(node, ast.Name) else node
-        if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
-            return str(node.slice.value)
-        if isinstance(node, ast.Subscript) and isinstance(value := self.value(node.slice), str):
-            return value
-        return None
+    # --- rewards ---
 
     def _rewards(self, node: ast.expr) -> list[Any]:
-        node = self.names.get(node.id, node) if isinstance(node, ast.Name) else node
+        node = self.script.resolved(node)
         entries = node.elts if isinstance(node, (ast.List, ast.Tuple)) else [node]
         return [self._reward(entry) for entry in entries]
 
     def _reward(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name) and node.id in self.functions:
+        if isinstance(node, ast.Name) and node.id in self.script.functions:
             return {"function": f"{self.path}:{node.id}"}
-        if isinstance(node, ast.Name) and node.id in self.imported:
-            return {"function": self.imported[node.id]}
+        if isinstance(node, ast.Name) and node.id in self.script.imported:
+            return {"function": self.script.imported[node.id]}
         model = self._model("reward", node, node.lineno).get("reward")
         return {"model": model.value} if model and isinstance(model.value, str) else Unread(ast.unparse(node))
 
 
-_MODELS = {"model": "model_name_or_path", "ref_model": "ref_model", "value_model": "value_model_path"}
+_MODELS = {
+    "model": "model_name_or_path", "policy": "model_name_or_path", "ref_model": "ref_model", "ref_policy": "ref_model",
+    "value_model": "value_model_path",
+}  # fmt: skip
 _REWARDS = {"reward_funcs", "reward_model", "reward_models"}
 _READ_ELSEWHERE = {"args", "config", "peft_config", "processing_class", "tokenizer", "data_collator", ""}
 
 
 def _short(text: str) -> str:
-    return show(text).strip("'\"")
+    """Return code in one line of at most 100 characters."""
+    text = " ".join(text.split())
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -60,14 +60,14 @@ def _refuse_others(text: str, path: Path) -> None:
 
 def _of_mapping(path: Path, verb: str) -> Source:
     """Read a YAML file. Settings of TRL's command line have no sections; verl's have the sections of hydra."""
-    content, text = read_mapping(path), path.read_text(encoding="utf-8")
+    content, lines = _merged(read_mapping(path)), _lines(path.read_text(encoding="utf-8"))
     if "actor_rollout_ref" in content or ("data" in content and "algorithm" in content and not verb):
         named = {name: value for name, value in _nested(content, "") if not name.startswith(("defaults", "hydra"))}
-        return Source(VERL, "main_ppo", {n: Given(_filled(v, named), _line(text, n)) for n, v in named.items()})
+        return Source(VERL, "main_ppo", {n: Given(_filled(v, named), lines.get(n, 1)) for n, v in named.items()})
     form = form_of(verb) or next((form for key, form in _TELLING.items() if key in content), None)
     if form is None:
         raise nothing_found(path, "verl's sections, or settings of TRL's command line")
-    return Source(TRL, form, {name: Given(value, _line(text, name)) for name, value in content.items()})
+    return Source(TRL, form, {name: Given(value, lines.get(name, 1)) for name, value in content.items()})
 
 
 _TELLING = {
@@ -79,13 +79,21 @@ _TELLING = {
 
 
 def _nested(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
+    for key, value in _merged(tree).items():
         if str(key).startswith("_"):  # hydra's own: _target_, _self_
             continue
         if isinstance(value, Mapping) and value:
             yield from _nested(value, f"{path}{key}.")
         else:
             yield f"{path}{key}", value
+
+
+def _merged(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a section with the sections of its merge key `<<`. Our own reader does not merge them."""
+    told = tree.get("<<", [])
+    sections = [section for section in (told if isinstance(told, list) else [told]) if isinstance(section, Mapping)]
+    merged = {key: value for section in reversed(sections) for key, value in _merged(section).items()}
+    return merged | {key: value for key, value in tree.items() if key != "<<"}
 
 
 def _filled(value: Any, named: Mapping[str, Any]) -> Any:
@@ -98,7 +106,19 @@ def _filled(value: Any, named: Mapping[str, Any]) -> Any:
     return yaml.safe_load(found[2]) if found[2] else Unread(value)
 
 
-def _line(text: str, name: str) -> int:
-    """Return the line where the last part of a dotted name is a key, or 1 if it is not found."""
-    key = re.search(rf"^[ \t]*[\"']?{re.escape(name.rpartition('.')[2])}[\"']?[ \t]*:", text, re.MULTILINE)
-    return text.count("\n", 0, key.start()) + 1 if key else 1
+def _lines(text: str) -> dict[str, int]:
+    """Return the line of each key in a YAML file, by its dotted name."""
+    lines: dict[str, int] = {}
+
+    def read(node: yaml.Node, path: str) -> None:
+        pairs = node.value if isinstance(node, yaml.MappingNode) else []
+        for key, value in sorted(pairs, key=lambda pair: pair[0].value == "<<"):  # own keys before merged ones
+            if key.value == "<<":
+                for merged in value.value if isinstance(value, yaml.SequenceNode) else (value,):
+                    read(merged, path)
+            else:
+                lines.setdefault(f"{path}{key.value}", key.start_mark.line + 1)
+                read(value, f"{path}{key.value}.")
+
+    read(yaml.compose(text, Loader=yaml.SafeLoader), "")
+    return lines

@@ -1,0 +1,161 @@
+"""Shell files that start verl or TRL: variables, arrays, branches, and words that are no settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.errors import ConfigError
+from posttrain.lab.convert.records import Unread
+from posttrain.lab.convert.shell import commands
+from posttrain.lab.convert.sources import read_source
+
+VERL = "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+
+
+def read(tmp_path, text, verb=""):
+    path = tmp_path / "run.sh"
+    path.write_text(text)
+    return read_source(path, verb)
+
+
+def told(source):
+    return {name: given.value for name, given in source.settings.items()}
+
+
+@pytest.mark.parametrize(
+    ("before", "given"),
+    [
+        ("A=(a.x=1 a.y=2)", '"${A[@]}"'),
+        ("A=(a.x=1 a.y=2)", "${A[@]}"),
+        ("A=(a.x=1 a.y=2)", "${A[*]}"),
+        ("A=(\n  a.x=1  # why\n  'a.y=2'\n)  # all", '"${A[@]}"'),
+        ("A=(a.x=1)\nA+=(a.y=2)", '"${A[@]}"'),
+        ("declare -a A=(a.x=1)\nA+=(\n  a.y=2\n)", '"${A[@]}"'),
+        ('ONE=(a.x=1)\nA=("${ONE[@]}" a.y=2)', '"${A[@]}"'),
+        ('X=1; A=(a.x=$X "a.y=${Y:-2}")', '"${A[@]}"'),
+        ("A='a.x=1 a.y=2'", "$A"),
+        ('A="a.x=1 a.y=2"', "${A}"),
+        ("A=a.x=1\nA+=' a.y=2'", "$A"),
+        ("B=1 C=2", "a.x=$B a.y=${C}"),
+        ("export B=1 && C=2", "a.x=$B \\\n  a.y='2'"),
+        ("B=1", 'a.x="$B" a.y=2 2>&1 | tee log.txt'),
+        ("", "a.x=1 a.y=2 > log.txt 2>&1 &"),
+        ("", "a.x=1 a.y=2 $@"),
+        ("", 'a.x=1 a.y=2 "$@"'),
+        ("", "a.x=1 a.y=2 --config-name='ppo_trainer'"),
+    ],
+)
+def test_every_override_is_read(before, given, tmp_path):
+    source = read(tmp_path, f"{before}\n{VERL} {given}\n")
+    assert told(source) == {"algorithm.adv_estimator": "grpo", "a.x": 1, "a.y": 2}
+    assert source.to_do == []
+
+
+@pytest.mark.parametrize(
+    ("before", "given", "value"),
+    [
+        ("A='1 2'", 'a.x="$A"', "1 2"),
+        ("A=1", "a.x='$A'", Unread("$A")),
+        ("", "a.x=$A", Unread("$A")),
+        ("A=$(date +%s)", "a.x=$A", Unread("$(date +%s)")),
+        ("A=`date +%s`", "a.x=$A", Unread("`date +%s`")),
+        ("if [ $1 = big ]; then\n  A=1\nelse\n  A=2\nfi", "a.x=$A", Unread("${A}")),
+        ("A=1\nif [ $1 = big ]; then A=2; fi", "a.x=$A", Unread("${A}")),
+        ("A=1\n[ $1 = big ] && A=2", "a.x=$A", Unread("${A}")),
+        ("for A in 1 2; do A=$A; done", "a.x=$A", Unread("${A}")),
+        ("case $1 in\n  big) A=1;;\nesac", "a.x=$A", Unread("${A}")),
+        ("if true; then B=2; fi\nA=1", "a.x=$A", 1),
+        ("A=2\nA=1", "a.x=$A", 1),
+        ("cd here && A=1", "a.x=$A", 1),
+    ],
+)
+def test_a_value_is_the_one_that_the_shell_gives_or_unread(before, given, value, tmp_path):
+    source = read(tmp_path, f"{before}\n{VERL} {given}\nA=9\n")
+    assert source.settings["a.x"].value == value
+
+
+@pytest.mark.parametrize(
+    ("before", "word"),
+    [
+        ("", "--config-name=mine"),
+        ("", "--config-path=here"),
+        ("", "~data.val_files"),
+        ("", "$MORE"),
+        ("", '"${MORE[@]}"'),
+        ("if [ $1 = big ]; then MORE=(a.x=1); fi", '"${MORE[@]}"'),
+        ("MORE=(a.y=1)\nif [ $1 = big ]; then MORE+=(a.x=1); fi", '"${MORE[@]}"'),
+        ("", "${MORE%x}"),
+    ],
+)
+def test_a_word_that_is_no_setting_is_said(before, word, tmp_path):
+    source = read(tmp_path, f"{before}\n{VERL} {word}\n")
+    shown = word.strip('"').replace("'", "")
+    assert [text for _, text in source.to_do] == [f"{shown} was not read: add its settings"]
+    assert ("a.y" in source.settings) == ("a.y" in before)
+
+
+def test_arguments_of_the_script_are_a_remark(tmp_path):
+    """verl's own examples end with `$@`."""
+    for end in ("$@", '"$@"', "${@}", "$*"):
+        (remark,) = read(tmp_path, f"{VERL} {end}\n").remarks
+        assert "the arguments of this script are not in the file" in remark[1]
+
+
+@pytest.mark.parametrize("command", [VERL, "trl dpo --beta 0.2"])
+@pytest.mark.parametrize("between", ["", "echo done\n", "# trl dpo --beta 3\n", "echo main_ppo\n"])
+def test_a_second_command_is_said(command, between, tmp_path):
+    source = read(tmp_path, f"{command}\n{between}{command}\n")
+    (left,) = source.to_do
+    assert left[0] == 2 + bool(between)
+    assert left[1].startswith("a second command that starts")
+    assert read(tmp_path, f"{command}\n{between}").to_do == []
+
+
+def test_lines_are_those_of_the_words(tmp_path):
+    source = read(tmp_path, f"A=(\n  a.x=1\n  a.y=2\n)\n{VERL} \\\n  a.z=3 \\\n  '${{A[@]}}' \"${{A[@]}}\"\n")
+    lines = {name: given.line for name, given in source.settings.items()}
+    assert lines == {"algorithm.adv_estimator": 5, "a.z": 6, "a.x": 2, "a.y": 3}
+
+
+def test_options_of_trl_take_arrays_and_leave_out_the_arguments_of_the_script(tmp_path):
+    text = (
+        'A=(--beta 0.2 --max_steps 3)\naccelerate launch --num_processes 4 dpo.py "${A[@]}" --loss_type ipo $@ > log\n'
+    )
+    source = read(tmp_path, text)
+    assert told(source) == {"beta": 0.2, "max_steps": 3, "loss_type": "ipo"}
+    assert source.devices == 4
+    assert source.to_do == []
+    assert told(read(tmp_path, "pip install x\npython mine.py --beta 0.2\npython other.py --beta 1\n", "dpo")) == {
+        "beta": 0.2
+    }
+
+
+@pytest.mark.parametrize("given", ["--config mine.yaml", "--config=mine.yaml"])
+def test_a_config_file_of_trl_is_said(given, tmp_path):
+    source = read(tmp_path, f"trl dpo {given} --beta 0.2\n")
+    assert source.to_do == [(1, "--config mine.yaml was not read: add its settings")]
+
+
+@pytest.mark.parametrize("text", ["echo main_ppo", "pkill -f main_ppo", "# " + VERL, "cp dpo.py x"])
+def test_a_file_that_starts_nothing_is_refused(text, tmp_path):
+    with pytest.raises(ConfigError, match="holds no known config"):
+        read(tmp_path, text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("a 'b c' \"d e\" f\\ g", [["a", "b c", "d e", "f g"]]),
+        ("a; b && c | d\ne", [["a"], ["b"], ["c"], ["d"], ["e"]]),
+        ("a'b'\"c\"d '' \"\"", [["abcd", "", ""]]),
+        ("a#b # c\nd", [["a#b"], ["d"]]),
+        ("it's", [["it's"]]),
+        ('X=1 a ${X}b$X "$X c"', [["a", "1b1", "1 c"]]),
+        ('E=\na $E b "$E"', [["a", "b", ""]]),
+        ("a $(b; c (d)) `e f`", [["a", "$(b; c (d))", "`e f`"]]),
+        ("X='b c'\na x${X}d", [["a", "xb", "cd"]]),
+        ("", []),
+    ],
+)
+def test_words_are_those_of_bash(text, words):
+    assert [[word.text for word in command] for command in commands(text)] == words

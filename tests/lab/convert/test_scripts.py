@@ -1,0 +1,231 @@
+"""Scripts of TRL: which trainer is read, where its arguments come from, and what is left to the user."""
+
+from __future__ import annotations
+
+import pytest
+
+from posttrain.lab.convert import convert
+from posttrain.lab.convert.records import FORMS
+
+HEAD = "from datasets import load_dataset\nfrom trl import *\n"
+
+
+def converted(tmp_path, text):
+    path = tmp_path / "train.py"
+    path.write_text(HEAD + text)
+    return convert(path, rows=800)
+
+
+def at(conversion, key):
+    node = conversion.settings
+    for part in key.split("."):
+        node = node.get(part) if isinstance(node, dict) else None
+    return node
+
+
+def said(lines, text):
+    return any(text in line for line in lines)
+
+
+# --- several trainers -------------------------------------------------------------------------------------------------
+
+ONE = {
+    "DPO": "DPOTrainer(model='{m}', args={args}, train_dataset=load_dataset('{m}/data', split='train')).train()\n",
+    "SFT": "SFTTrainer(model='{m}', args={args}, train_dataset=load_dataset('{m}/data', split='train')).train()\n",
+    "Reward": "RewardTrainer('{m}', {args}, train_dataset=load_dataset('{m}/data', split='train')).train()\n",
+    "GRPO": "GRPOTrainer('{m}', 'rm', {args}, load_dataset('{m}/data', split='train')).train()\n",
+}
+
+
+@pytest.mark.parametrize("first", ONE)
+@pytest.mark.parametrize("last", ONE)
+@pytest.mark.parametrize("named", [False, True])
+def test_the_last_trainer_is_read_with_its_own_config(first, last, named, tmp_path):
+    made = [f"{form}Config('{m}', max_steps={n})" for form, m, n in ((first, "one", 1), (last, "two", 2))]
+    text = f"b = {made[1]}\na = {made[0]}\n" if named else ""  # the config of the first trainer is the last one
+    args = ("a", "b") if named else made
+    text += ONE[first].format(m="one", args=args[0]) + ONE[last].format(m="two", args=args[1])
+    conversion = converted(tmp_path, text)
+    assert conversion.form == f"{last}Config"
+    found = [at(conversion, key) for key in ("model.path", "data.train", "output", "train.steps")]
+    assert found == ["two", "two/data", "two", 2]
+    assert said(conversion.open, f"a second trainer, {first}Trainer")
+
+
+def test_adapters_of_another_trainer_are_not_taken(tmp_path):
+    text = "SFTTrainer('one', args=SFTConfig(max_steps=1), train_dataset=x, peft_config=LoraConfig(r=4))\n"
+    text += ONE["DPO"].format(m="two", args="DPOConfig(max_steps=2)")
+    assert at(converted(tmp_path, text), "lora") is None
+
+
+def test_settings_without_a_name_are_said_but_the_folder_is_known(tmp_path):
+    conversion = converted(tmp_path, ONE["DPO"].format(m="two", args="DPOConfig('runs/x', 3, max_steps=2)"))
+    assert at(conversion, "output") == "runs/x"
+    assert said(conversion.open, "line 3: the argument 3 has no name")
+
+
+def test_a_single_trainer_is_ready(tmp_path):
+    assert converted(tmp_path, ONE["DPO"].format(m="two", args="DPOConfig(max_steps=2)")).open == ()
+
+
+# --- arguments without a name -----------------------------------------------------------------------------------------
+
+VALUES = {
+    "model": "'a/b'", "ref_model": "None", "reward_funcs": "'rm'",
+    "train_dataset": "load_dataset('x/y', split='train')",
+    "eval_dataset": "load_dataset('x/z', split='test')", "processing_class": "tok", "data_collator": "None",
+    "reward_model": "'rm'", "value_model": "'vm'", "tokenizer": "tok", "dataset": "load_dataset('x/y', split='train')",
+}  # fmt: skip
+ORDERED = [form for form, told in FORMS["TRL"].items() if "order" in told]
+
+
+@pytest.mark.parametrize("form", ORDERED)
+def test_arguments_mean_the_same_with_and_without_names(form, tmp_path):
+    """The order is that of TRL 1.16; for PPO, of TRL 0.12 and 0.11."""
+    config = form.partition(" ")[0]
+    sizes = (
+        "steps=2, ppo_epochs=1" if "until" in form else "max_steps=2" if config != "PPOConfig" else "total_episodes=8"
+    )
+    order = FORMS["TRL"][form]["order"]
+    values = [VALUES.get(name, f"{config}({sizes})") for name in order]
+    told = []
+    for given in (values, [f"{name}={value}" for name, value in zip(order, values, strict=True)]):
+        told.append(converted(tmp_path, f"{config.removesuffix('Config')}Trainer({', '.join(given)})\n").settings)
+    assert told[0] == told[1]
+    assert (told[0]["model"]["path"], told[0]["data"]["train"]) == ("a/b", "x/y")
+    assert ("rewards" in told[0]) == bool({"reward_funcs", "reward_model"} & {*order})
+    assert "reference" not in told[0]
+
+
+def test_every_form_with_a_trainer_has_an_order():
+    assert [form for form, told in FORMS["TRL"].items() if "sizes" in told and "order" not in told] == []
+
+
+@pytest.mark.parametrize("given", ["**told", "**dict(model='a/b', args=DPOConfig(max_steps=2), train_dataset=d)"])
+def test_arguments_in_a_dict_are_read(given, tmp_path):
+    text = "d = load_dataset('x/y', split='train')\ntold = {'model': 'a/b', 'args': DPOConfig(max_steps=2), "
+    conversion = converted(tmp_path, f"{text}'train_dataset': d}}\nDPOTrainer({given})\n")
+    assert (at(conversion, "model.path"), at(conversion, "data.train")) == ("a/b", "x/y")
+
+
+# --- settings that are not in the call of the config ------------------------------------------------------------------
+
+TRAINER = "DPOTrainer('a/b', None, args, train_dataset=load_dataset('x/y', split='train'))\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("args = DPOConfig(max_steps=2)\nargs.learning_rate = 3e-4\n", 3e-4),
+        ("args = DPOConfig(max_steps=2, learning_rate=1e-6)\nargs.learning_rate = 3e-4\n", 3e-4),
+        ("args = DPOConfig(max_steps=2)\nif __name__ == '__main__':\n    args.learning_rate = 3e-4\n", 3e-4),
+        ("told = {'max_steps': 2}\ntold['learning_rate'] = 3e-4\nargs = DPOConfig(**told)\n", 3e-4),
+        ("told = dict(max_steps=2)\ntold['learning_rate'] = 3e-4\nargs = DPOConfig(**told)\n", 3e-4),
+        ("rate: float = 3e-4\nargs = DPOConfig(max_steps=2, learning_rate=rate)\n", 3e-4),
+        ("rate, beta = 3e-4, 0.2\nargs = DPOConfig(max_steps=2, learning_rate=rate)\n", 3e-4),
+        ("class Settings:\n    rate = 1\nrate = 3e-4\nargs = DPOConfig(max_steps=2, learning_rate=rate)\n", 3e-4),
+        ("args = DPOConfig(max_steps=2)\nif big:\n    args.learning_rate = 3e-4\n", None),
+        ("args = DPOConfig(max_steps=2)\nargs.learning_rate = 1e-4\nargs.learning_rate = 3e-4\n", None),
+        ("args = DPOConfig(max_steps=2, learning_rate=1e-4)\nargs.learning_rate *= 3\n", None),
+        ("rate = 1e-6\nif big:\n    rate = 3e-4\nargs = DPOConfig(max_steps=2, learning_rate=rate)\n", None),
+        ("rate = 1e-6\nrate += 3e-4\nargs = DPOConfig(max_steps=2, learning_rate=rate)\n", None),
+        ("for rate in (1e-6, 3e-4):\n    args = DPOConfig(max_steps=2, learning_rate=rate)\n", None),
+        ("rate, beta = told()\nargs = DPOConfig(max_steps=2, learning_rate=rate)\n", None),
+        ("rate = 1e-6\ndef f(rate):\n    return DPOConfig(max_steps=2, learning_rate=rate)\nargs = f(3e-4)\n", None),
+    ],
+)
+def test_a_setting_is_the_one_that_the_trainer_gets_or_is_asked_for(text, rate, tmp_path):
+    conversion = converted(tmp_path, text + TRAINER)
+    assert at(conversion, "train.learning_rate") == rate
+    assert said(conversion.open, "set train.learning_rate yourself") == (rate is None)
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["args.set_optimizer('sgd')", "setattr(args, 'beta', 0.3)", "told.update(beta=0.3)", "args.a.b = 3",
+     "trainer.beta = 0.3", "trainer.args.beta = 0.3"],
+)  # fmt: skip
+def test_a_change_that_is_not_read_is_said(change, tmp_path):
+    text = "told = dict(max_steps=2)\nargs = DPOConfig(**told)\ntrainer = "
+    (left,) = converted(tmp_path, f"{text}{TRAINER}{change}\n").open
+    assert left.startswith(f"line 6: {change}")
+    assert "was not read" in left
+
+
+@pytest.mark.parametrize("call", ["trainer.train()", "print(args)", "trainer.save_model('x')", "model.eval()"])
+def test_a_call_that_changes_no_setting_is_passed_over(call, tmp_path):
+    assert converted(tmp_path, f"args = DPOConfig(max_steps=2)\ntrainer = {TRAINER}{call}\n").open == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["class Mine(DPOTrainer):\n    def compute_loss(self): ...\n",
+             "class Base(DPOTrainer):\n    beta = 1\nclass Mine(Base):\n    def compute_loss(self): ...\n"],
+)  # fmt: skip
+def test_a_trainer_of_ones_own_is_said(text, tmp_path):
+    text += "args = DPOConfig(max_steps=2)\n" + TRAINER.replace("DPOTrainer", "Mine")
+    conversion = converted(tmp_path, text)
+    assert said(conversion.open, "Mine changes the trainer in code (compute_loss)")
+    assert at(conversion, "model.path") == "a/b"
+
+
+# --- models and data --------------------------------------------------------------------------------------------------
+
+
+def test_arguments_of_from_pretrained_are_taken_over(tmp_path):
+    model = "AutoModelForCausalLM.from_pretrained('a/b', revision='one', trust_remote_code=True, "
+    model += "quantization_config=BitsAndBytesConfig(load_in_4bit=True), torch_dtype=torch.bfloat16, strange=3)"
+    reference = "AutoModelForCausalLM.from_pretrained(pretrained_model_name_or_path='a/b', revision='two')"
+    data = "load_dataset('x/y', split='train')"
+    conversion = converted(
+        tmp_path, f"DPOTrainer({model}, {reference}, DPOConfig(max_steps=2), train_dataset={data})\n"
+    )
+    assert at(conversion, "model") == {
+        "path": "a/b", "revision": "one", "trust_remote_code": True, "precision": "bfloat16",
+    }  # fmt: skip
+    assert at(conversion, "reference") == {"path": "a/b", "revision": "two"}
+    assert said(conversion.notes, "quantization_config")
+    assert said(conversion.notes, "strange = 3")
+    assert conversion.open == ()
+
+
+FILES = "load_dataset('json', data_files={'train': 'a.jsonl', 'test': ['b.jsonl', 'c.jsonl'], 'old': 'd.jsonl'}"
+
+
+@pytest.mark.parametrize(
+    ("text", "train", "held_out"),
+    [
+        (f"d = {FILES})\ntrain, test = d['train'], d['test']\n", "a.jsonl", ["b.jsonl", "c.jsonl"]),
+        (f"d = {FILES})\nd = d\ntrain = d['old']\ntest = None\n", "d.jsonl", None),
+        (f"train = {FILES}, split='old')\ntest = {FILES}, split='train')\n", "d.jsonl", "a.jsonl"),
+        (f"train = {FILES}, split='train[:50]')\ntest = None\n", "a.jsonl", None),
+    ],
+)
+def test_a_split_of_named_files_is_its_file(text, train, held_out, tmp_path):
+    text += "SFTTrainer('a/b', SFTConfig(max_steps=2), train_dataset=train, eval_dataset=test)\n"
+    conversion = converted(tmp_path, text)
+    assert (at(conversion, "data.train"), at(conversion, "data.eval")) == (train, held_out)
+    assert at(conversion, "data.split") is None
+    assert at(conversion, "data.eval_split") is None
+    assert at(conversion, "data.max_rows") == (50 if "[:50]" in text else None)
+
+
+@pytest.mark.parametrize("data", [f"{FILES})", f"{FILES}, split='missing')", f"{FILES}, split=chosen)"])
+def test_named_files_without_a_known_split_are_asked_for(data, tmp_path):
+    conversion = converted(tmp_path, f"SFTTrainer('a/b', SFTConfig(max_steps=2), train_dataset={data})\n")
+    assert at(conversion, "data.train") is None
+    assert said(conversion.open, "set data.train yourself")
+
+
+@pytest.mark.parametrize(
+    ("text", "open_"),
+    [
+        ("d = load_dataset('x/y')\ntrain = d['one'].map(f)\n", "the script changes the rows (map)"),
+        ("d = load_dataset('x/y')\nd['one'] = d['one'].map(f)\ntrain = d['one']\n", "the script changes the rows (d["),
+        ("d = load_dataset('x/y')\ntrain = d['one'].train_test_split(0.5)['train']\n", ""),
+    ],
+)
+def test_a_split_is_found_behind_other_calls(text, open_, tmp_path):
+    conversion = converted(tmp_path, f"{text}SFTTrainer('a/b', SFTConfig(max_steps=2), train_dataset=train)\n")
+    assert at(conversion, "data.split") == "one"
+    assert said(conversion.open, open_) if open_ else conversion.open == ()
+    assert at(conversion, "data.eval_fraction") == (0.5 if "0.5" in text else None)
