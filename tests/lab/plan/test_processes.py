@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
 from posttrain.config import load_config
@@ -53,8 +55,9 @@ def test_engines_have_their_own_weights_keys_and_libraries_in_every_phase(ahead)
     )
 
 
-def test_more_engines_than_memory_has_room_for_do_not_fit_and_fewer_are_suggested():
-    plan = planned({"rollout.engines": 512})
+def test_more_engines_than_memory_has_room_for_do_not_fit_and_fewer_are_suggested(monkeypatch):
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * 2**30, total=24 * 2**30))
+    plan = planned({"rollout.engines": 64})
     assert plan.verdict.answer == "no"
     assert not make_plan(plan.config, {"rollout.engines": 0}).verdict.refused
     assert any("rollout.engines" in change.settings for change in plan.changes)

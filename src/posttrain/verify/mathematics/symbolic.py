@@ -42,7 +42,8 @@ _READER = [LatexExtractionConfig()]
 
 DIGITS_OF_CONSTANTS = 2 * MAX_CHARS + 50
 DIGITS_AT_POINTS = 60
-DIGITS_OF_DIFFERENCES = 1_000
+DIGITS_OF_DIFFERENCES = (150, 1_000)
+"""Digits at which a difference is computed again: more of them only if the first were too few."""
 POINTS = 6
 """Number of points at which a verdict of math-verify is checked, and twice the number at which ours needs values."""
 
@@ -83,15 +84,17 @@ def _agree(one: Node, other: Node, point: dict[str, Fraction], options: Options,
 
 def _differ_precisely(one: Node, other: Node, point: dict[str, Fraction], options: Options, *, real: bool) -> bool:
     """Whether two expressions differ at a point, however large the numbers are that they subtract from each other."""
-    found: list[list[Any]] = []
-    for digits in (DIGITS_OF_DIFFERENCES, DIGITS_OF_DIFFERENCES + 100):
-        with mpmath.workdps(digits):
-            found.append([_value(node, point, options, real=real) for node in (one, other)])
-    (first, second), (again, anew) = found
-    if None in (first, second, again, anew):
-        return False
-    settled = _close(first, again, DIGITS_AT_POINTS) and _close(second, anew, DIGITS_AT_POINTS)
-    return settled and not _close(first, second, DIGITS_AT_POINTS - 12)
+    for least in DIGITS_OF_DIFFERENCES:
+        found: list[list[Any]] = []
+        for digits in (least, least + 100):
+            with mpmath.workdps(digits):
+                found.append([_value(node, point, options, real=real) for node in (one, other)])
+        (first, second), (again, anew) = found
+        if None in (first, second, again, anew):
+            return False
+        if _close(first, again, DIGITS_AT_POINTS) and _close(second, anew, DIGITS_AT_POINTS):
+            return not _close(first, second, DIGITS_AT_POINTS - 12)
+    return False
 
 
 def _value(node: Node, point: dict[str, Fraction], options: Options, *, real: bool) -> Any:
