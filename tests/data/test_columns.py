@@ -110,6 +110,14 @@ def test_a_verdict_that_may_mean_either_is_not_guessed(ends, verdicts):
         detect(rows_of(*({"prompt": "a?", **sides, "preference": one} for one in verdicts)), "pairs")
 
 
+@pytest.mark.parametrize("stem", ["winner: {}", "answer: {}", "#{}", "the {}", "human_pref_{}", "slightly better: {}"])
+@pytest.mark.parametrize("ends", ["ab", "12"])
+def test_a_verdict_may_have_words_that_cannot_reverse_it(stem, ends):
+    sides = (f"response_{ends[0]}", f"response_{ends[1]}")
+    assert [better_side(stem.format(end.upper()), sides) for end in ends] == [0, 1]
+    assert [better_side(f"not {stem}".format(end), sides) for end in ends] == [None, None]
+
+
 @given(st.sampled_from(["ab", "12", "01"]), st.text("abn ot12<>=/-_.:,", max_size=9))
 @settings(max_examples=500, deadline=None)
 def test_a_verdict_with_another_word_or_sign_names_no_side(ends, verdict):

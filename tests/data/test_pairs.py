@@ -124,10 +124,21 @@ def test_a_prompt_that_is_part_of_the_beginnings_adds_nothing_but_its_system_tur
     assert values["prompt"] == [*([SYSTEM] if SYSTEM in list(prompt) else []), *TALK[:3]]
 
 
+@pytest.mark.parametrize("prompt", ["a title", "User: u0\nAssistant: a0\nUser: u1", "u0  and more"])
+def test_a_prompt_as_text_beside_whole_conversations_is_not_needed(prompt):
+    values = read_pair({"prompt": prompt, "chosen": [*TALK[:3], RIGHT], "rejected": [*TALK[:3], WRONG]})
+    assert values["prompt"] == TALK[:3]
+
+
+def test_white_space_makes_no_other_turn():
+    prompt = [SYSTEM, {"role": "user", "content": "u0\n "}]
+    values = read_pair({"prompt": prompt, "chosen": [TALK[0], RIGHT], "rejected": [TALK[0], WRONG]})
+    assert values["prompt"] == [SYSTEM, TALK[0]] or values["prompt"] == prompt
+
+
 @pytest.mark.parametrize(
     "prompt",
     [
-        "another question",
         [{"role": "user", "content": "another question"}],
         [SYSTEM, {"role": "user", "content": "another question"}],
         [TALK[0], {"role": "assistant", "content": "another answer"}],

@@ -53,9 +53,10 @@ _ORDER = re.compile(r"(?P<left>[^<>]+)(?P<sign>>+|<+)(?P<right>[^<>]+)")
 """A verdict that compares: A>B, A >> B, response_b < response_a."""
 _BEFORE_A_SIDE = {
     "model", "system", "assistant", "agent", "candidate", "option", "choice", "text", "output", "response", "answer",
-    "completion", "reply", "generation", "summary", *_BETTER,
+    "completion", "reply", "generation", "summary", "the", "final", "verdict", "label", "human", "user", "judge",
+    "prefer", "prefers", "pref", "slightly", "much", "clearly", "strongly", "significantly", "is", *_BETTER,
 }  # fmt: skip
-"""Words that a verdict may have before the side: model_a, winner model a. Any other word may reverse it: not a."""
+"""Words that a verdict may have before the side: model_a, winner: model a. Any other word may reverse it: not a."""
 
 
 def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
@@ -195,8 +196,10 @@ def _named(said: str, sides: tuple[str, str]) -> int | None:
     names = [side.lower() for side in sides]
     if said in names:
         return names.index(said)
-    *before, last = re.split(r"[ _-]+", said)
-    if not set(before) <= _BEFORE_A_SIDE | set(re.split(r"[ _-]+", names[0][:-1])) - {""}:
+    *before, last = re.split(r"[ _:#-]+", said)
+    if not re.match("[a-z0-9#]", said) or not set(before) <= _BEFORE_A_SIDE | set(
+        re.split(r"[ _-]+", names[0][:-1])
+    ) | {""}:
         return None
     for way in ([name[-1] for name in names], ["first", "second"]):
         if last in way:

@@ -257,8 +257,8 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
     if prompt is None or _begins_before(chosen) or _begins_before(rejected):
         given = prompt
         prompt, chosen, rejected = implicit_prompt(chosen, rejected)
-        if given is not None and prompt and not isinstance(prompt, str):
-            prompt = joined(_turns_of(given), prompt)
+        if given and prompt and not isinstance(prompt, str) and not isinstance(given, str):
+            prompt = joined(given, prompt)
     if not prompt:
         raise Unusable("no prompt, and chosen and rejected do not begin alike")
     for answer in (chosen, rejected):
@@ -271,12 +271,6 @@ def preference(prompt: Text | None, answers: tuple[Text, Text], values: Values) 
 def _begins_before(answer: Text) -> bool:
     """Whether the messages of an answer begin with earlier turns."""
     return not isinstance(answer, str) and answer[0]["role"] != "assistant"
-
-
-def _turns_of(prompt: Text) -> Messages:
-    if not isinstance(prompt, str):
-        return prompt
-    return as_dialogue(prompt) if is_dialogue(prompt) else [{"role": "user", "content": prompt}]
 
 
 def margin_of(values: Values) -> float | None:

@@ -290,8 +290,8 @@ def joined(prompt: Messages, begin: Messages) -> Messages:
 
 
 def _same(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two turns say the same, apart from white space at their ends."""
-    sides = [(turn["role"], turn["content"].strip(), turn.get("tool_calls")) for turn in (one, other)]
+    """Whether two turns say the same, apart from white space."""
+    sides = [(turn["role"], turn["content"].split(), turn.get("tool_calls")) for turn in (one, other)]
     return sides[0] == sides[1]
 
 

@@ -344,7 +344,7 @@ def refuse_a_lead(engines: Mapping[str, Any], prompts_per_step: int) -> None:
             allowed="rollout.engines of at least 1 for this run",
             fix="Set rollout.engines = 1; train.run_ahead = 0 then ends the lead once these are trained.",
         )
-    if replaced := engines["next_group"] - trained - len(open_groups):
+    if (replaced := engines["next_group"] - trained - len(open_groups)) > 0:
         raise ConfigError(
             given=f"rollout.engines = 0, but engines have replaced {replaced} groups, without signal or given up, by "
             "later prompts: the steps would train prompts again",

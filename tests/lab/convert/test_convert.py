@@ -416,6 +416,12 @@ def test_lines_of_yaml_are_those_of_the_keys(tmp_path):
     }  # fmt: skip
 
 
+def test_a_file_of_trl_may_mention_other_libraries(tmp_path):
+    text = '# Ported from our openrlhf launcher.\nfrom trl import DPOConfig\nDPOConfig(run_name="/data/areal/1")\n'
+    (tmp_path / "dpo.py").write_text(text)
+    assert read_source(tmp_path / "dpo.py").form == "DPOConfig"
+
+
 def test_what_a_file_trains_is_one_of_the_verbs(tmp_path):
     with pytest.raises(ConfigError, match="a file that trains 'grop'; allowed: grpo, rloo, dpo"):
         convert(HERE / "trl/sft.yaml", form="grop")

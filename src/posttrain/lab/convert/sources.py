@@ -44,7 +44,10 @@ def _read(path: Path, verb: str) -> Source:
     return of_commands(text, path, verb)
 
 
-_OTHERS = {"OpenRLHF": r"\bopenrlhf\b", "AReaL": r"\bareal\b|^(allocation_mode|gconfig):"}
+_OTHERS = {
+    "OpenRLHF": r"^\s*(from|import)\s+openrlhf\b|(-m|--module)\s+openrlhf\.",
+    "AReaL": r"^\s*(from|import)\s+areal\b|-m\s+areal\.|^(allocation_mode|gconfig):",
+}
 """Libraries whose files are not read -> a sign of them."""
 
 
