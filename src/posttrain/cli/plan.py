@@ -99,8 +99,7 @@ def plan(
 ) -> int:
     """Estimate whether a run fits, how long it takes, what it costs and how to make it fit. Downloads nothing.
 
-    --given-length, --call-seconds and --mean-turns need a config with tools, an environment or an agent, such as
-    `posttrain init --data environment` writes.
+    --given-length, --call-seconds and --mean-turns need a config with tools, an environment or an agent.
 
     \b
     Examples:
@@ -129,8 +128,7 @@ def plan(
         "price": price,
         "main_memory": main_memory,
     }
-    named = {"model": model, "algorithm": algorithm, "gpus": gpus}
-    planned = _planned(config, overrides, how, probe=probe, **named)
+    planned = _planned(config, overrides, how, probe=probe, model=model, algorithm=algorithm, gpus=gpus)
     answer(planned.to_json(), planned.render(), as_json=json)
     return 0
 

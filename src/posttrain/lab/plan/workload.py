@@ -70,7 +70,6 @@ def workload_of(
     online = kind == "prompts"
     turns = turns_of(config, answering) if online else None
     prompt, completion = _lengths(config, architecture, lengths, turns, online=online)
-    mean = _mean_completion(completion, lengths, turns, online=online)
     fields: dict[str, Any] = {
         "algorithm": algorithm.key,
         "needs": algorithm.needs,
@@ -81,7 +80,7 @@ def workload_of(
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "mean_prompt_tokens": None if lengths is None else min(prompt, lengths.mean_prompt),
-        "mean_completion_tokens": mean,
+        "mean_completion_tokens": _mean_completion(completion, lengths, turns, online=online),
         "turns": turns,
         "minibatches": train.minibatches,
         "epochs": train.epochs,
@@ -101,16 +100,16 @@ def workload_of(
         "critic": _critic(config),
         "engine": _engine(config, computing) if online else "shared",
         **_other_models(config, architecture, online=online),
-        **(_processes(config) if device == "cpu" else {}),
+        **_processes(config, device),
     }
     workload = Workload(architecture=architecture, **(fields | known))
     by_all = not online or workload.ranks == 1 or "engine" in known
     return workload if by_all else replace(workload, **sampling_of_ranks(config.rollout.num_engines))
 
 
-def _processes(config: RunConfig) -> dict[str, int]:
+def _processes(config: RunConfig, device: str) -> dict[str, int]:
     """Return the engines and other ranks that share the memory of a CPU with the trainer."""
-    if config.cluster is not None:
+    if config.cluster is not None or device != "cpu":
         return {}
     train, place = config.train, place_of_process()
     ranks = place.size if place is not None else 1 if train.devices == "auto" else train.devices
