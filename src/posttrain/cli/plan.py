@@ -30,12 +30,18 @@ PromptLength = Annotated[int | None, typer.Option(help="Tokens of the longest pr
 MeanCompletionLength = Annotated[
     int | None, typer.Option(help="Mean tokens of an answer, or of one turn if it has several, to estimate the time.")
 ]
-MeanTurns = Annotated[float | None, typer.Option(help="Mean turns of a trajectory, to estimate the time.")]
+MeanTurns = Annotated[
+    float | None, typer.Option(help="Mean turns of a trajectory, to estimate the time. Needs a config with turns.")
+]
 GivenLength = Annotated[
-    int | None, typer.Option(help="Mean tokens that tools or an environment return between two turns.")
+    int | None,
+    typer.Option(help="Mean tokens that tools or an environment return between two turns. Needs a config with turns."),
 ]
 CallSeconds = Annotated[
-    float | None, typer.Option(help="Seconds that tools or an environment take; `posttrain reward test` measures them.")
+    float | None,
+    typer.Option(
+        help="Seconds that tools or an environment of the config take; `posttrain reward test` measures them."
+    ),
 ]
 LengthSpread = Annotated[
     float | None,
@@ -98,8 +104,6 @@ def plan(
     json: AsJson = False,
 ) -> int:
     """Estimate whether a run fits, how long it takes, what it costs and how to make it fit. Downloads nothing.
-
-    --given-length, --call-seconds and --mean-turns need a config with tools, an environment or an agent.
 
     \b
     Examples:
