@@ -23,7 +23,10 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes, bytearray, list, tu
 _ATTRIBUTES = frozenset(name for kind in (*_PLAIN, *LAZY) for name in dir(kind))
 """The attributes that some plain value has."""
 _TAKE_ANYTHING = frozenset(
-    "map filter callable iter print isinstance hasattr getattr setattr type repr str id bool hash dir vars format".split()
+    (
+        *("map", "filter", "callable", "iter", "print", "isinstance", "hasattr", "getattr", "setattr", "type", "repr"),
+        *("str", "id", "bool", "hash", "dir", "vars", "format"),
+    )
 )
 """Built-in functions whose first argument may be a function."""
 _TAKE_IT_LATER = frozenset(("print", "iter", "getattr", "setattr", "next"))
