@@ -59,10 +59,12 @@ DENIALS = [
     "{0} can be excluded.", "{0} has been ruled out", "{0} was my first guess",
     "{0} does not hold", "{0} is only half right", "{0} would be wrong", "{0} {1}", "{0} or {1}", "{0}, {1}",
     "{0}; maybe {1}", "not {0}", "{0} is right if {1} is wrong", "{0} because of this, or {1}", "anything but {0}",
+    "{0} based on the passage or {1}", "{0} as shown above, {1}",
 ]  # fmt: skip
 PRAISE = ["{0}", "{0}.", "{0} because the rest is wrong", "{0}, since it is so.", "{0} is correct.",
           "{0} is the right answer", "{0} {2}", "{0}: {2}", "{0} - {2}", "{0}, {2}",
-          "{0} {2}, because it is.", "{2} ({3})"]  # fmt: skip
+          "{0} {2}, because it is.", "{2} ({3})", "{0} as shown above.", "{0}, as stated",
+          "{0} based on the passage", "{0} (based on the text)."]  # fmt: skip
 
 
 def sayings(forms):
@@ -90,6 +92,8 @@ def test_a_choice_with_its_text_or_a_reason_is_paid():
     "text",
     [r"\boxed{B} is incorrect", "The answer is B. That is wrong.", "The answer is B. Rome",
      "The correct option is B. Rome", r"\boxed{B \text{ is wrong}}", "B fails", "B) fails", "B) Ruled out",
+     "B as shown above is wrong", "(B) as stated fails", "B based on the passage fails", "B as shown to be false",
+     "B as well as A", "B, based on the passage A",
      "(B) Pariss", "Rome (B)", "Answer: Paris (C)", "(B) Paris, or (C)", "Paris is wrong. It is not B",
      r"\boxed{\text{(B)}\ Rome}", "**B** is out"],
 )  # fmt: skip
@@ -119,6 +123,13 @@ def test_without_the_choices_any_text_may_follow_a_marked_letter(text):
         ("last_line", "The answer is C.\nThe answer is (B).", 1),
         ("last_line", "The answer is B.\nWhat a question", 0),
         ("last_line", "B\n\n**\n", 1),
+        ("last_line", "<think>x</think>\n<answer>\nB\n</answer>", 1),
+        ("last_line", "Not C.\n<answer>\n(B)\n</answer>\n", 1),
+        ("last_line", "<solution>\nB\n</solution>", 1),
+        ("last_line", "<answer>\nA\nB\n</answer>", 0),
+        ("last_line", "<answer>\nA\n</answer> B", 0),
+        ("last_line", "<answer>\nB\n</answer>\nC", 0),
+        ("last_line", "<answer>\nB\n</answer> <answer>\nC\n</answer>", 0),
         ("last_line", "The answer is C. The answer is B.", 0),
         ("anywhere", "The answer is C.\nThe answer is (B).", 0),
     ],

@@ -315,7 +315,12 @@ STOOD = {
         r"\boxed{7} \boxed{7.0}",
     ),
     "tag": ("<answer>7</answer>", "8? <answer> 7 </answer> 9", r"<answer>\boxed{7}</answer>", "<answer>x = 7</answer>"),
-    "last_line": ("8\n7", "It is 8.\n#### 7", "Maybe 8\nThe answer is 7.", "8\n\\boxed{7}", "8\n\\[\n7\n\\]\n"),
+    "last_line": (
+        *("8\n7", "It is 8.\n#### 7", "Maybe 8\nThe answer is 7.", "8\n\\boxed{7}", "8\n\\[\n7\n\\]\n"),
+        *("8\n<answer>\n7\n</answer>", "<answer>\n\n7</answer>\n", "<ANSWER>7\n</ANSWER>\n**", "<b>\n7\n</b>"),
+        *("<answer>8</answer>\n<answer>\n7\n</answer>", "<answer>\n$$\n7\n$$\n</answer>", "7\n</solution>\n</p>"),
+        *("The <answer> tag holds it.\n<answer>\n7\n</answer>", "<answer>\n\\boxed{7}\n</answer>"),
+    ),
 }
 
 
@@ -337,7 +342,12 @@ def test_the_answer_is_read_from_where_it_is_said_to_stand(verify):
         assert verify(completion, "7", answer_from="box") == 0.0, completion
     for completion in (r"\boxed{7}", "7", "<answer>7</answer><answer>8</answer>", "<answer></answer>"):
         assert verify(completion, "7", answer_from="tag") == 0.0, completion
-    for completion in (r"\boxed{7}, as I said", "7\nI hope so", "7 or 8", "#### 7\n8", "Step 7"):
+    for completion in (
+        *(r"\boxed{7}, as I said", "7\nI hope so", "7 or 8", "#### 7\n8", "Step 7", "<answer>\n8\n7\n</answer>"),
+        *("<answer>\n7\n8\n</answer>", "<answer>\n8\n</answer> 7", "<answer>7\n</answer><answer>8\n</answer>"),
+        *("<answer>\n7\n</answer>\n8", "<answer>\nnot 7\n</answer>", "7\n<answer>\n</answer>", "7\n</b> or 8"),
+        *("<answer>\n7\n</answer>\nThe answer is 8", "7 <answer>\n8</answer>", "<answer>\n8\n</answer> or 7"),
+    ):
         assert verify(completion, "7", answer_from="last_line") == 0.0 or completion.startswith("\\boxed"), completion
 
 

@@ -211,7 +211,10 @@ def script_of(*lines: str, names: str = "f, g, Stack, LIMIT, MyError") -> str:
         (["assert LIMIT[0] == 10"], r"LIMIT other than by calling it: LIMIT\[0\]"),
         (["assert f(1) == LIMIT * 2"], r"LIMIT other than by calling it: LIMIT \* 2"),
         (["assert len(LIMIT) == 10"], "LIMIT other than by calling it"),
-        (["assert LIMIT"], "LIMIT other than by calling it"),
+        (["assert f is None"], "f other than by calling it: f is None"),
+        (["if True:", "    assert f(lambda y: y) == 2"], "a function as an argument of f"),
+        (["def helper():", "    assert f(len) == 2", "helper()"], "a function as an argument of f"),
+        (["try:", "    assert f(len) == 2", "finally:", "    g(1)"], "a function as an argument of f"),
         (["assert isinstance(f(1), Stack)"], "Stack other than by calling it"),
         (["for n in LIMIT:", "    assert f(n)"], "LIMIT other than by calling it"),
         (["assert [f(n) for n in LIMIT] == [1]"], "LIMIT other than by calling it"),
@@ -233,9 +236,37 @@ def test_a_script_that_no_program_can_pass_is_an_error_of_the_data(lines, messag
         read_suite({"test": script_of(*lines)})
 
 
+FAILS = ["f(lambda y: y)", "f(1).boo", "f(g)", "LIMIT + 1", "LIMIT[0]", "Stack().push(1)", "Stack.empty()"]
+GUARDS = [
+    ["try: {0}\n    except TypeError: pass"],
+    ["try: {0}\n    except (TypeError, AttributeError): g(1)\n    else: {0}"],
+    ["try: g(1)\n    except Exception: {0}"],
+    ["with raises(TypeError): {0}"],
+    ["with self.assertRaises(AttributeError): {0}"],
+    ["with contextlib.suppress(Exception): {0}"],
+    ["raises(TypeError, lambda: {0})"],
+    ["if False: {0}"],
+    ["if True: g(1)\n    else: {0}"],
+    ["if g(1): {0}"],
+    ["while g(1): {0}"],
+    ["assert g(1) or {0}"],
+    ["assert g(1), {0}"],
+    ["x = 1 if g(1) else {0}"],
+    ["def bad(): {0}\n    raises(TypeError, bad)"],
+    ["def bad(): {0}\n    try: bad()\n    except TypeError: pass"],
+]
+"""Places that need not run, or where a failure is caught."""
+TRUE_OF_FUNCTIONS = [
+    "f", "not not f", "f == f", "f != g", "f != 3", "f is f", "not f == 3", "not f is None", "f in [f, g]",
+    "f.__name__", "bool(f)", "print(1, f) is None", "f and g(1)", "f == h",
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "lines",
     [
+        *([*lines[:-1], lines[-1].format(fails), "assert g(1)"] for fails in FAILS for lines in GUARDS),
+        *([f"assert {true}", "assert g(1)"] for true in TRUE_OF_FUNCTIONS),
         ["r = f(1)", "r.sort()", "assert r == [1]"],
         ["assert f('a').strip().upper() == 'A'"],
         ["s = Other(f(1))", "assert s.size == 1"],

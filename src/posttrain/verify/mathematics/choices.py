@@ -42,7 +42,12 @@ _OTHER = re.compile(
     r"(?:\b(?i:or|and|maybe|perhaps|possibly|either|nor)\b|[,/;&])\s*(?i:(?:option|choice)\s+)?[(\[]?[A-J0-9][)\]]?(?![\w'])"
 )
 _LETTERS = re.compile(r"[A-J][)\].:]*(?:\s+(?i:(?:option|choice)\s+)?[(\[]?[A-J][)\].:]*)+$")
-_REASON = re.compile(r"(?:^|[\s,;.:(—–-]+)(?:because|since)\b.*", re.DOTALL | re.IGNORECASE)
+_REASON = re.compile(
+    r"(?:^|[\s,;.:(—–-]+)(?:(?:because|since)\b.*"
+    r"|(?:as\s+(?:shown|seen|stated)(?:\s+(?:above|below|before|earlier))?|based\s+on\s+the\s+\w+)\W*$)",
+    re.DOTALL | re.IGNORECASE,
+)
+"""A reason behind a choice. `as shown above` and `based on the passage` must end it: "as shown above is wrong"."""
 _AFFIRMED = re.compile(
     r"is\s+(?:the\s+)?(?:(?:correct|right|best|final|only)\s+)*(?:correct|right|answer|option|choice)", re.IGNORECASE
 )
@@ -71,7 +76,8 @@ def multiple_choice(
 
     `choices` is the column with the texts of the choices, in order, or with `text` and `label`. With it, the text of a
     choice counts as much as its letter, and any other text behind a letter makes it ambiguous. Without it, nobody can
-    tell the text of a choice from other words: only a statement about the choice (`B) is out`) makes it ambiguous.
+    tell the text of a choice from other words: behind a mark, as in `B)`, only a statement about the choice (`B) is
+    out`) makes it ambiguous, and behind a bare letter, any words do (`B, not A`). A reason or praise may follow.
     """
     start = perf_counter()
     Reading(answer_from=answer_from)  # ConfigError for any other place
