@@ -161,13 +161,26 @@ def test_an_answer_that_leaves_the_names_out_is_in_their_order():
     assert paid("a=1,b=2,c=3", "1,2,3", "3,2,1", "1,3,2") == ["1,2,3"]
 
 
-def test_the_letters_of_a_point_are_in_the_order_of_the_alphabet():
-    for one, other in ("xy", "ab", "mn", "pq"):
+def test_a_point_does_not_turn_coordinates_around():
+    for one, other in ("xy", "xz", "yz", "uv", "XY"):
         assert paid("(1,2)", f"({one},{other})=(1,2)", f"({other},{one})=(1,2)") == [f"({one},{other})=(1,2)"]
         assert paid("(2,1)", f"({other},{one})=(1,2)") == []
         solutions = f"{one}=1,{other}=2;{one}=3,{other}=4"
         turned = f"{other}=2,{one}=1;{other}=4,{one}=3"
         assert paid(solutions, turned, f"{other}=1,{one}=2;{other}=3,{one}=4", "(1,2),(3,4)") == [turned, "(1,2),(3,4)"]
+
+
+def test_letters_that_are_no_coordinates_are_in_any_order():
+    """Questions ask for (m,b), (r,s,k) or (w,h)."""
+    points = ("m,b", "b,m", "r,s,k", "t,s", "w,h", "n,k", r"\rho,\theta,\phi", "b,a", "x,a", "y,k", "q,p,r")
+    for letters in points:
+        values = ",".join(str(place) for place in range(5, 5 - len(letters.split(",")), -1))
+        turned = ",".join(reversed(values.split(",")))
+        assert paid(f"({values})", f"({letters})=({values})", f"({letters})=({turned})") == [f"({letters})=({values})"]
+    turns = ("y,x", "z,y", "z,x,y", "y,x,z", "v,u", "w,v,u", "Y,X")
+    for letters in turns:
+        values = ",".join(str(place) for place in range(len(letters.split(","))))
+        assert paid(f"({values})", f"({letters})=({values})") == []
 
 
 # dates and double factorials

@@ -51,6 +51,10 @@ _SAMPLES = 3
 """Number of points at which two expressions are compared if exact arithmetic does not decide."""
 
 
+_COORDINATES = (frozenset("xyz"), frozenset("uvw"))
+"""Letters whose order in a point is that of the alphabet by convention. That of other letters is the question's."""
+
+
 def same(gold: Value, given: Value, options: Options, algebra: Algebraist | None = None) -> bool | None:
     """Whether `given` is the gold answer; None if only symbolic algebra can decide (`symbolic.equivalent`).
 
@@ -90,9 +94,9 @@ def _same(gold: Value, given: Value, how: How) -> bool | None:
 
 
 def _in_order(point: str) -> bool:
-    """Whether the letters of a point are in the order of the alphabet: (x,y), but not (y,x)."""
-    letters = [letter.casefold() for letter in point if letter.isalpha()]
-    return letters == sorted(letters)
+    """Whether a point does not turn coordinates around: (x,y) and (m,b), but not (y,x)."""
+    names = [name.strip().casefold() for name in point.strip("()").split(",")]
+    return names == sorted(names) or not any(set(names) <= letters for letters in _COORDINATES)
 
 
 def _same_number(gold: Number, given: Number, options: Options) -> bool:
