@@ -2,6 +2,7 @@ r"""Notations in which neighbours, order or context change the value, by generat
 
 from __future__ import annotations
 
+import time
 from itertools import product
 
 from posttrain.rewards import gsm8k, math
@@ -205,6 +206,23 @@ def test_two_exclamation_marks_are_the_double_factorial():
         assert paid(str(value), f"{n}!!") == [f"{n}!!"]
     assert paid("(3!)!", "720") == ["720"]
     assert paid("n!!+1", "1+n!!", "n!+1") == ["1+n!!"]
+
+
+def test_factorials_of_integers_are_compared_at_integers():
+    for n in "jkmnN":
+        gold, odd = f"({{2{n}}})!!", f"(2{n}-1)!!"
+        right = [f"2^{{{n}}} {n}!", f"{n}!\\cdot 2^{{{n}}}", rf"\frac{{(2{n})!}}{{{odd}}}"]
+        wrong = [f"2^{{{n}}} {n}!+1", f"{n}!!", f"2^{{{n}}} {n}!!", f"(2{n})!", odd, f"2^{{{n}-1}} {n}!"]
+        assert paid(gold, *right, *wrong) == right, n
+    assert paid("(2x)!!", "2^x x!", "x!!") == []  # x need not be an integer
+    assert paid("(x+1)!", "(x+1)x!", "x!") == ["(x+1)x!"]
+
+
+def test_double_factorials_take_no_seconds():
+    for answer, gold in (("(2k)!!", "n!!"), ("(2n)!!", "n!!"), ("(2n)!!", "2^n n!")):
+        start = time.process_time()
+        paid(gold, answer)
+        assert time.process_time() - start < 2, gold
 
 
 # words and signs that change a number
