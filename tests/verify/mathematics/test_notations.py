@@ -236,11 +236,41 @@ PARTS = (
 def test_parts_bounds_and_signs_change_a_number():
     changed = [*(f"7 {part}" for part in PARTS), *(f"7 and two {part}" for part in PARTS)]
     changed += ["7 and a half", "7 and one quarter", "7‰", "7…", "7 per mille", "half 7", "<7", ">7", "≤7"]
-    changed += ["7 (negative)", "7 (approximately)", "7 with a minus sign", "7 dozen"]
+    changed += ["7 (negative)", "7 (approximately)", "7 with a minus sign", "7 negative", "7 minus tax", "7 minus x"]
     plain = ["7 sixth graders", "7 months", "7 half-dollars", "7 books and pens", "7 (eggs)", "7 per day", "> 7"]
     for prefix in ("", "#### "):
         assert [said for said in changed if gsm8k(prefix + said, "7", answer_from="last_line") == 1.0] == []
         assert [said for said in plain if gsm8k(prefix + said, "7", answer_from="last_line") != 1.0] == []
     assert paid("7", r"7\text{ per cent}", r"7\text{ tenths}", r"7\text{ halves}") == []
     assert paid(r"7\%", r"7\text{ per cent}", "0.07") == [r"7\text{ per cent}", "0.07"]
-    assert paid(r"2\text{ dozen}", "24", "2", r"2\text{ dozen}") == ["24", r"2\text{ dozen}"]
+
+
+def test_words_for_parts_and_signs_that_belong_to_other_words_change_nothing():
+    kinds = ("negative numbers", "negative integers", "positive roots", "minus signs", "negative real roots")
+    plain = [f"{said} 7 {kind}." for said in ("There are", "It took", "She found") for kind in kinds]
+    times = [f"the {which} {part}" for which in ("first", "second", "last", "next") for part in ("half", "quarter")]
+    plain += [f"In {time} 7 games were won." for time in [*times, "this quarter", "each half"]]
+    plain += [f"In {time} 7." for time in times] + [rf"In the {nth} quarter \boxed{{7}}." for nth in ("1st", "4th")]
+    plain += ["The final answer is 7 and the half-life is long.", "It is 7 and the quarters are long."]
+    assert [said for said in plain if gsm8k(said, "7", answer_from="last_line") != 1.0] == []
+    changed = [
+        "It is half 7.",
+        "It is a quarter 7.",
+        "It is 7 and three quarters.",
+        "It is 7 and thirty-one hundredths.",
+    ]
+    changed += ["It is 7 negative.", "It is 7 (negative).", "It is 7 (minus).", "It is 7, or 7 negative."]
+    changed += ["The answer is 7 negative.", "The answer is 7 minus tax.", "The answer is 7 and a half."]
+    assert [said for said in changed if gsm8k(said, "7", answer_from="last_line") == 1.0] == []
+    assert gsm8k("The answer is 7 negative integers.", "7") == 1.0
+
+
+def test_a_dozen_is_twelve_or_a_unit():
+    for number in (2, 3, 7):
+        for said in (f"#### {number} dozen", f"She needs {number} dozen eggs.", f"The answer is {number} dozen."):
+            paid_for = [gold for gold in range(1, 100) if gsm8k(said, str(gold), answer_from="last_line") == 1.0]
+            assert paid_for == [number, 12 * number], said
+        dozens = rf"{number}\text{{ dozen}}"
+        assert paid(dozens, str(12 * number), str(number), dozens) == [str(12 * number), dozens]
+        assert paid(str(number), dozens, rf"{number}\text{{ million}}", rf"{number}\text{{ hundred}}") == [dozens]
+        assert paid(rf"{number}\text{{ eggs}}", rf"{number}\text{{ dozen eggs}}", dozens) == []

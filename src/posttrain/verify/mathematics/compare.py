@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from posttrain.verify.mathematics.approximate import approximate, is_rounded
@@ -77,6 +77,8 @@ def agree(one: Value, other: Value, options: Options) -> bool:
 def _same(gold: Value, given: Value, how: How) -> bool | None:
     if isinstance(gold.meaning, Number) and isinstance(given.meaning, Number):
         equal: bool | None = _same_number(gold.meaning, given.meaning, how.options)
+        if given.dozens is not None and gold.unit is None:  # the question may have asked for dozens
+            equal = equal or _same_number(gold.meaning, replace(given.meaning, value=given.dozens), how.options)
     elif gold.text and gold.text == given.text:
         return True
     elif how.options.ignore_case and isinstance(gold.meaning, Words):
