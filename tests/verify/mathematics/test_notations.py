@@ -2,6 +2,7 @@ r"""Notations in which neighbours, order or context change the value, by generat
 
 from __future__ import annotations
 
+import time
 from itertools import product
 
 from posttrain.rewards import gsm8k, math
@@ -161,13 +162,26 @@ def test_an_answer_that_leaves_the_names_out_is_in_their_order():
     assert paid("a=1,b=2,c=3", "1,2,3", "3,2,1", "1,3,2") == ["1,2,3"]
 
 
-def test_the_letters_of_a_point_are_in_the_order_of_the_alphabet():
-    for one, other in ("xy", "ab", "mn", "pq"):
+def test_a_point_does_not_turn_coordinates_around():
+    for one, other in ("xy", "xz", "yz", "uv", "XY"):
         assert paid("(1,2)", f"({one},{other})=(1,2)", f"({other},{one})=(1,2)") == [f"({one},{other})=(1,2)"]
         assert paid("(2,1)", f"({other},{one})=(1,2)") == []
         solutions = f"{one}=1,{other}=2;{one}=3,{other}=4"
         turned = f"{other}=2,{one}=1;{other}=4,{one}=3"
         assert paid(solutions, turned, f"{other}=1,{one}=2;{other}=3,{one}=4", "(1,2),(3,4)") == [turned, "(1,2),(3,4)"]
+
+
+def test_letters_that_are_no_coordinates_are_in_any_order():
+    """Questions ask for (m,b), (r,s,k) or (w,h)."""
+    points = ("m,b", "b,m", "r,s,k", "t,s", "w,h", "n,k", r"\rho,\theta,\phi", "b,a", "x,a", "y,k", "q,p,r")
+    for letters in points:
+        values = ",".join(str(place) for place in range(5, 5 - len(letters.split(",")), -1))
+        turned = ",".join(reversed(values.split(",")))
+        assert paid(f"({values})", f"({letters})=({values})", f"({letters})=({turned})") == [f"({letters})=({values})"]
+    turns = ("y,x", "z,y", "z,x,y", "y,x,z", "v,u", "w,v,u", "Y,X")
+    for letters in turns:
+        values = ",".join(str(place) for place in range(len(letters.split(","))))
+        assert paid(f"({values})", f"({letters})=({values})") == []
 
 
 # dates and double factorials
@@ -194,6 +208,23 @@ def test_two_exclamation_marks_are_the_double_factorial():
     assert paid("n!!+1", "1+n!!", "n!+1") == ["1+n!!"]
 
 
+def test_factorials_of_integers_are_compared_at_integers():
+    for n in "jkmnN":
+        gold, odd = f"({{2{n}}})!!", f"(2{n}-1)!!"
+        right = [f"2^{{{n}}} {n}!", f"{n}!\\cdot 2^{{{n}}}", rf"\frac{{(2{n})!}}{{{odd}}}"]
+        wrong = [f"2^{{{n}}} {n}!+1", f"{n}!!", f"2^{{{n}}} {n}!!", f"(2{n})!", odd, f"2^{{{n}-1}} {n}!"]
+        assert paid(gold, *right, *wrong) == right, n
+    assert paid("(2x)!!", "2^x x!", "x!!") == []  # x need not be an integer
+    assert paid("(x+1)!", "(x+1)x!", "x!") == ["(x+1)x!"]
+
+
+def test_double_factorials_take_no_seconds():
+    for answer, gold in (("(2k)!!", "n!!"), ("(2n)!!", "n!!"), ("(2n)!!", "2^n n!")):
+        start = time.process_time()
+        paid(gold, answer)
+        assert time.process_time() - start < 2, gold
+
+
 # words and signs that change a number
 
 PARTS = (
@@ -205,11 +236,41 @@ PARTS = (
 def test_parts_bounds_and_signs_change_a_number():
     changed = [*(f"7 {part}" for part in PARTS), *(f"7 and two {part}" for part in PARTS)]
     changed += ["7 and a half", "7 and one quarter", "7‰", "7…", "7 per mille", "half 7", "<7", ">7", "≤7"]
-    changed += ["7 (negative)", "7 (approximately)", "7 with a minus sign", "7 dozen"]
+    changed += ["7 (negative)", "7 (approximately)", "7 with a minus sign", "7 negative", "7 minus tax", "7 minus x"]
     plain = ["7 sixth graders", "7 months", "7 half-dollars", "7 books and pens", "7 (eggs)", "7 per day", "> 7"]
     for prefix in ("", "#### "):
         assert [said for said in changed if gsm8k(prefix + said, "7", answer_from="last_line") == 1.0] == []
         assert [said for said in plain if gsm8k(prefix + said, "7", answer_from="last_line") != 1.0] == []
     assert paid("7", r"7\text{ per cent}", r"7\text{ tenths}", r"7\text{ halves}") == []
     assert paid(r"7\%", r"7\text{ per cent}", "0.07") == [r"7\text{ per cent}", "0.07"]
-    assert paid(r"2\text{ dozen}", "24", "2", r"2\text{ dozen}") == ["24", r"2\text{ dozen}"]
+
+
+def test_words_for_parts_and_signs_that_belong_to_other_words_change_nothing():
+    kinds = ("negative numbers", "negative integers", "positive roots", "minus signs", "negative real roots")
+    plain = [f"{said} 7 {kind}." for said in ("There are", "It took", "She found") for kind in kinds]
+    times = [f"the {which} {part}" for which in ("first", "second", "last", "next") for part in ("half", "quarter")]
+    plain += [f"In {time} 7 games were won." for time in [*times, "this quarter", "each half"]]
+    plain += [f"In {time} 7." for time in times] + [rf"In the {nth} quarter \boxed{{7}}." for nth in ("1st", "4th")]
+    plain += ["The final answer is 7 and the half-life is long.", "It is 7 and the quarters are long."]
+    assert [said for said in plain if gsm8k(said, "7", answer_from="last_line") != 1.0] == []
+    changed = [
+        "It is half 7.",
+        "It is a quarter 7.",
+        "It is 7 and three quarters.",
+        "It is 7 and thirty-one hundredths.",
+    ]
+    changed += ["It is 7 negative.", "It is 7 (negative).", "It is 7 (minus).", "It is 7, or 7 negative."]
+    changed += ["The answer is 7 negative.", "The answer is 7 minus tax.", "The answer is 7 and a half."]
+    assert [said for said in changed if gsm8k(said, "7", answer_from="last_line") == 1.0] == []
+    assert gsm8k("The answer is 7 negative integers.", "7") == 1.0
+
+
+def test_a_dozen_is_twelve_or_a_unit():
+    for number in (2, 3, 7):
+        for said in (f"#### {number} dozen", f"She needs {number} dozen eggs.", f"The answer is {number} dozen."):
+            paid_for = [gold for gold in range(1, 100) if gsm8k(said, str(gold), answer_from="last_line") == 1.0]
+            assert paid_for == [number, 12 * number], said
+        dozens = rf"{number}\text{{ dozen}}"
+        assert paid(dozens, str(12 * number), str(number), dozens) == [str(12 * number), dozens]
+        assert paid(str(number), dozens, rf"{number}\text{{ million}}", rf"{number}\text{{ hundred}}") == [dozens]
+        assert paid(rf"{number}\text{{ eggs}}", rf"{number}\text{{ dozen eggs}}", dozens) == []

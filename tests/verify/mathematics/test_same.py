@@ -124,7 +124,7 @@ ANOTHER_ANSWER = {
         \text{Tuesday} | \text{tuesday} | \text{not Tuesday}
         10\text{ cm} | 10 \text{ m} | 10 \text{ cm}^2 | 10 \text{ kg}
         5.4\text{ cents} | 5.4\text{ dollars} | \$5.4
-        18 | 18 \text{ eggs} | 18 \text{ million} | 18 \text{ dozen} | 18 \text{ or so} | 18 \text{ is wrong}
+        18 | 18 \text{ eggs} | 18 \text{ million} | 18 \text{ hundred} | 18 \text{ or so} | 18 \text{ is wrong}
         101_2 | 101 | 5 | 101_3
         12:00 | 1:00 | 12 | 12:00 pm
         1:4 | 2:8 | 4:1

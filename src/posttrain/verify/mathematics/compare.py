@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from posttrain.verify.mathematics.approximate import approximate, is_rounded
@@ -51,6 +51,10 @@ _SAMPLES = 3
 """Number of points at which two expressions are compared if exact arithmetic does not decide."""
 
 
+_COORDINATES = (frozenset("xyz"), frozenset("uvw"))
+"""Letters whose order in a point is that of the alphabet by convention. That of other letters is the question's."""
+
+
 def same(gold: Value, given: Value, options: Options, algebra: Algebraist | None = None) -> bool | None:
     """Whether `given` is the gold answer; None if only symbolic algebra can decide (`symbolic.equivalent`).
 
@@ -73,6 +77,8 @@ def agree(one: Value, other: Value, options: Options) -> bool:
 def _same(gold: Value, given: Value, how: How) -> bool | None:
     if isinstance(gold.meaning, Number) and isinstance(given.meaning, Number):
         equal: bool | None = _same_number(gold.meaning, given.meaning, how.options)
+        if given.dozens is not None and gold.unit is None:  # the question may have asked for dozens
+            equal = equal or _same_number(gold.meaning, replace(given.meaning, value=given.dozens), how.options)
     elif gold.text and gold.text == given.text:
         return True
     elif how.options.ignore_case and isinstance(gold.meaning, Words):
@@ -90,9 +96,9 @@ def _same(gold: Value, given: Value, how: How) -> bool | None:
 
 
 def _in_order(point: str) -> bool:
-    """Whether the letters of a point are in the order of the alphabet: (x,y), but not (y,x)."""
-    letters = [letter.casefold() for letter in point if letter.isalpha()]
-    return letters == sorted(letters)
+    """Whether a point does not turn coordinates around: (x,y) and (m,b), but not (y,x)."""
+    names = [name.strip().casefold() for name in point.strip("()").split(",")]
+    return names == sorted(names) or not any(set(names) <= letters for letters in _COORDINATES)
 
 
 def _same_number(gold: Number, given: Number, options: Options) -> bool:

@@ -15,16 +15,27 @@ _STRUCK = (
     r"(?:~~|<(?:del|s|strike)>)|(?:<!--|\\(?:x?cancel|bcancel|[hv]?phantom|sout|st|iffalse)\b|\\neq?\b|≠|\\[lg]t\b|"
     r"[\w)}\]](?:[ ]+[<>]|<)|^%|\n%)[\s{$]*"
 )
+_NUMBER_WORDS = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
+_COUNT = (
+    rf"(?:an?|(?:{_NUMBER_WORDS}|(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)"
+    rf"(?:[\s-]+(?:{_NUMBER_WORDS}))?)"
+)
+_PERIOD = "".join(
+    rf"(?<!\b{word}\s)"
+    for word in ("first", "second", "third", "fourth", "1st", "2nd", "3rd", "4th", "last", "next", "this", "each")
+)
+"""No word with which a half or a quarter is a time: `in the second half 24`."""
 _CHANGED_BEFORE = re.compile(
     r"(?:\b(?:(?:more|less|greater|fewer|bigger|smaller|higher|lower|larger)\s+than|(?:half|third|root|opposite|reciprocal|"
-    r"inverse|logarithm)\s+of|minus|negative|half|quarter|twice|double|triple|thrice|log|ln))[\s$({]*$",
+    rf"inverse|logarithm)\s+of|minus|negative|{_PERIOD}(?:half|quarter)|twice|double|triple|thrice|log|ln))[\s$({{]*$",
     re.IGNORECASE,
 )
 _BOUND_BEFORE = re.compile(r"^[^\w<>]*(?<![-=<>])(?:[<≤≥]|>(?!\s)|\\(?:lt|gt|leq?|geq?)(?![a-z]))=?[\s$({]*$")
 _CHANGED_BEHIND = re.compile(
-    rf"\s?[‰‱…]|[\s$)}}*-]*(?:(?:and\s+(?:an?|[a-z]+)[\s-]+{FRACTIONS}|(?!quarter){FRACTIONS}(?<=s))\b"
+    rf"\s?[‰‱…]|[\s$)}}*-]*(?:(?:and\s+{_COUNT}[\s-]+{FRACTIONS}|(?!quarter){FRACTIONS}(?<=s))\b"
     r"|per\s*(?:mille?|hundred|thousand|[a-z]*illion)\b"
-    r"|\(?\s*(?:negative|minus\b(?!\s*[$(\d])|with\s+a\s+(?:minus|negative)))",
+    r"|\(\s*(?:negative|minus\b)|negative(?=[\s$)}*]*(?:$|[.,;:!?\n]))|minus\b(?!\s*[$(\d]|\s+signs?\b)"
+    r"|\(?\s*with\s+a\s+(?:minus|negative))",
     re.IGNORECASE,
 )
 """What changes the number before it: `7 tenths`, `7 and a half`, `7‰`, `7 (negative)`."""
@@ -49,7 +60,6 @@ _REFERENCE_BEFORE = re.compile(
 _GUESS = re.compile(
     r"\b(?:guess|candidates?|attempt|option\s+[A-Z0-9]\b|(?:might|may)\s+be|maybe|perhaps|possibly)", re.IGNORECASE
 )
-_NUMBER_WORDS = "zero|one|two|three|four|five|six|seven|eight|nine|ten|eleven|twelve"
 _OTHER = (
     r"(?:(?:or|nope|no|wait|sorry|alternatively|hm+|oops|perhaps|maybe|correction|actually|scratch\s+that|I\s+meant|rather|"
     r"on\s+second\s+thought|otherwise|else|also\s+be|be)\b[\s,:.!*—-]*)+"

@@ -3,6 +3,7 @@
 Absolute values and roots may agree with another formula on one side of a number only: |x - 30| is 30 - x up to 30. The
 points therefore reach from below one to a million, with both signs, or to 100 if a letter is in an exponent. Floors and
 ceilings change at single numbers only: their points are consecutive, from zero on and around every number written.
+Double factorials have such formulas at integers only: (2n)!! is 2^n n!.
 """
 
 from __future__ import annotations
@@ -24,18 +25,21 @@ AROUND = 12
 """The distance up to which steps are compared around every number of the formulas."""
 LARGEST = 10**9
 INTEGERS = frozenset("jkmnN")
-"""Letters that stand for integers in formulas with floors and ceilings."""
+"""Letters that stand for integers in formulas with floors, ceilings and factorials."""
 
-_EXPONENTIALS = frozenset({"exp", "sinh", "cosh", "tanh", "factorial", "binom"})
+_STEPS = frozenset({"floor", "ceil"})
+_FACTORIALS = frozenset({"factorial", "double factorial"})
+
+_EXPONENTIALS = frozenset({"exp", "sinh", "cosh", "tanh", "factorial", "double factorial", "binom"})
 
 Sample = tuple[dict[str, Fraction], bool]
 """A point, and whether only real values count at it."""
 
 
 def counts_steps(one: Node, other: Node) -> bool:
-    """Whether one of two expressions has a floor or a ceiling, and all their letters stand for integers."""
+    """Whether one of two expressions has a floor, ceiling or factorial, and all their letters stand for integers."""
     letters = {name.partition("_")[0] for name in symbols_of(one) | symbols_of(other)}
-    return bool(letters) and letters <= INTEGERS and (_has_steps(one) or _has_steps(other))
+    return bool(letters) and letters <= INTEGERS and any(_has(node, _STEPS | _FACTORIALS) for node in (one, other))
 
 
 def samples(first: Node, second: Node) -> Iterator[Sample]:
@@ -49,7 +53,7 @@ def samples(first: Node, second: Node) -> Iterator[Sample]:
             for _ in range(PER_REACH):
                 point = {name: _between(chosen, low, reach) for name in names}
                 yield ({name: Fraction(round(place)) for name, place in point.items()} if whole else point), real
-    if _has_steps(first) or _has_steps(second):
+    if _has(first, _STEPS) or _has(second, _STEPS):
         places = _places_of_steps(first, second, whole=whole)
         for name in names:
             for place in places:
@@ -79,5 +83,7 @@ def _is_exponential(node: Node) -> bool:
     return raised or grows or any(map(_is_exponential, children(node)))
 
 
-def _has_steps(node: Node) -> bool:
-    return (isinstance(node, Call) and node.function in ("floor", "ceil")) or any(map(_has_steps, children(node)))
+def _has(node: Node, functions: frozenset[str]) -> bool:
+    return (isinstance(node, Call) and node.function in functions) or any(
+        _has(inner, functions) for inner in children(node)
+    )

@@ -182,7 +182,9 @@ class Things:
         if multiple > 1:
             if not isinstance(node, Literal) or node.percent:
                 raise NotAnExpression
+            dozens = node.value if multiple == MULTIPLES["dozen"] else None
             node = Literal(node.value * multiple, node.decimal)
+            return replace(self._evaluated(node, spelled(tokens), unit), dozens=dozens)
         return self._evaluated(node, spelled(tokens), unit)
 
     def _evaluated(self, node: Node, written: str, unit: str | None) -> Value:

@@ -21,6 +21,8 @@ MULTIPLES: dict[str, int] = _DATA["multiples"]
 """Words that multiply the number before them: `1 million`."""
 _NOT_NOUNS = frozenset(_DATA["not_nouns"])
 """Words that are not counted nouns, because they change or question the number before them."""
+_ADJECTIVES = frozenset(_DATA["adjectives"])
+"""Words that change the number before them only if no noun follows: `4 negative numbers` are four."""
 FRACTIONS = (
     r"(?:hal(?:f|ves)|quarters?|(?:third|(?:four|fif|six|seven|eigh|nin|ten|eleven|twelf|[a-z]+teen|"
     r"(?:twen|thir|for|fif|six|seven|eigh|nine)tie|hundred|thousand|[a-z]*illion)th)s?)"
@@ -169,7 +171,11 @@ def is_measure(unit: str) -> bool:
 def is_noun(unit: str) -> bool:
     """Whether a text may be a counted noun (`eggs`, `red marbles`): a few words, none of which changes the number."""
     words = unit.split()
-    return len(words) <= 4 and not any(word in _NOT_NOUNS or len(word) < 2 or "^" in word for word in words)
+    return (
+        len(words) <= 4
+        and not _ADJECTIVES.intersection(words[-1:])
+        and not any(word in _NOT_NOUNS or len(word) < 2 or "^" in word for word in words)
+    )
 
 
 def same_unit(gold: str | None, given: str | None, *, any_noun: bool) -> bool:

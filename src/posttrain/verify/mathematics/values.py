@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 from posttrain.verify.mathematics.polynomials import Ratio
@@ -137,6 +137,8 @@ class Value:
     """The name on the left side: x in `x = 5`, f in `f(x) = x^2`."""
     computations: frozenset[str] = frozenset()
     """The operations that are left undone: product, sum, \\int."""
+    dozens: Fraction | int | None = field(default=None, repr=False)
+    """The number before "dozen", which may be a unit."""
 
 
 @dataclass(frozen=True, slots=True)
