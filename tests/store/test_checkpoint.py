@@ -18,6 +18,7 @@ from tests.processes import run_code
 from tests.tiny import tiny_model
 
 from posttrain.errors import CheckpointError
+from posttrain.store import checkpoint
 from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, load_state, save_state, size_of, verify
 
 
@@ -416,6 +417,20 @@ def test_a_damaged_checkpoint_does_not_count_when_room_is_made(checkpoints):
         checkpoints.save(50, write_small, size=10**18)
     assert checkpoints.steps() == [30, 40]
     assert checkpoints.newest().step == 30
+
+
+def test_checkpoints_are_read_again_only_if_some_can_be_removed_and_once(checkpoints, monkeypatch):
+    read: list[Path] = []
+    checkpoints.keep = 9
+    for step in (10, 20, 30, 40):
+        checkpoints.save(step, write_small)
+    monkeypatch.setattr(checkpoint, "verify", lambda path: (read.append(path), verify(path))[1])
+    for keep, times in ((4, 0), (2, 2)):
+        read.clear()
+        checkpoints.keep = keep
+        with pytest.raises(CheckpointError, match="step-000050 needs"):
+            checkpoints.save(50, write_small, size=10**18)
+        assert len([path for path in read if path.name != "step-000050"]) == times
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path):

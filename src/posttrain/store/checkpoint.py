@@ -119,6 +119,7 @@ class Checkpoints:
         aside = self.folder / f"{final.name}.tmp-{os.getpid()}"
         if os.path.lexists(final) and isinstance(there := verify(final), Checkpoint):
             return there
+        may_remove = True
         while True:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -133,8 +134,10 @@ class Checkpoints:
                 break
             except Exception as error:
                 full = isinstance(error, DiskFull) or errno_of(error) in MAY_PASS
-                if full and self._make_room(step):
-                    continue
+                if full and may_remove:
+                    may_remove = False  # once: it reads the checkpoints that stay
+                    if self._make_room(step):
+                        continue
                 if not (wait and full and PATIENCE.lasts(final)):
                     self._explain(final, max(size, _bytes_in(aside)), error)
             finally:
@@ -224,7 +227,7 @@ class Checkpoints:
         """
         past = [path for number, path in self._steps() if number < step and number not in self.pinned]
         intact, removed = 0, False
-        for path in reversed(past):
+        for path in reversed(past if len(past) > self.keep else []):
             if intact < self.keep:
                 intact += isinstance(verify(path), Checkpoint)
             else:

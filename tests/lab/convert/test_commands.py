@@ -136,6 +136,28 @@ def test_a_config_file_of_trl_is_said(given, tmp_path):
     assert source.to_do == [(1, "--config mine.yaml was not read: add its settings")]
 
 
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("grep -q big conf.txt && LR=2", "${LR}"),
+        ("grep -q big conf.txt || LR=2", "${LR}"),
+        ("cd x && LR=2", "2"),
+        ("LR=2 echo hi", "1"),
+        ("set_rate() {\n  LR=2\n}", "${LR}"),
+        ("function set_rate {\n  LR=2\n}\nLR=3", "3"),
+        ("cat <<EOF > x\nLR=2\nEOF", "1"),
+        ("cat <<-'END'\nLR=2\nEND\nLR=3", "3"),
+        ("for LR in 2 3; do echo; done", "${LR}"),
+        ("while [ $# -gt 0 ]; do case $1 in --lr) LR=$2; shift;; esac; shift; done", "${LR}"),
+        ("read LR", "${LR}"),
+        ("read -r A LR < conf.txt", "${LR}"),
+    ],
+)
+def test_a_variable_that_may_have_another_value_keeps_its_name(text, rate):
+    *_, last = commands(f"LR=1\n{text}\ntrl grpo --learning_rate $LR\n")
+    assert [word.text for word in last] == ["trl", "grpo", "--learning_rate", rate]
+
+
 @pytest.mark.parametrize("text", ["echo main_ppo", "pkill -f main_ppo", "# " + VERL, "cp dpo.py x"])
 def test_a_file_that_starts_nothing_is_refused(text, tmp_path):
     with pytest.raises(ConfigError, match="holds no known config"):

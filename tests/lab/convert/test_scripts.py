@@ -152,6 +152,33 @@ def test_a_change_that_is_not_read_is_said(change, tmp_path):
     assert "was not read" in left
 
 
+@pytest.mark.parametrize(
+    ("text", "beta"),
+    [
+        ("kw = {**base, 'max_steps': 5}\nkw['max_steps'] = 6\n", 0.1),
+        ("kw = dict(**base, max_steps=5)\n", 0.1),
+        ("kw = dict(base)\n", None),
+        ("kw = base\ndel kw['beta']\n", None),
+        ("kw = dict(beta=0.2)\nold = kw.pop('beta')\n", None),
+        ("kw = dict(beta=0.2)\ndef debug():\n    kw['beta'] = 5\n", None),
+    ],
+)
+def test_settings_in_a_dict_are_all_read_or_asked_for(text, beta, tmp_path):
+    conversion = converted(tmp_path, f"base = dict(beta=0.1)\n{text}args = DPOConfig(**kw)\n{TRAINER}")
+    assert at(conversion, "algorithm.beta") == beta
+    assert bool(conversion.open) == (beta is None)
+
+
+def test_a_dict_that_changes_after_it_was_read_keeps_its_settings(tmp_path):
+    text = f"kw = dict(beta=0.2)\nargs = DPOConfig(**kw)\nkw['beta'] = 5\n{TRAINER}"
+    assert at(converted(tmp_path, text), "algorithm.beta") == 0.2
+
+
+def test_a_change_in_another_function_is_asked_for(tmp_path):
+    text = f"args = DPOConfig(learning_rate=1e-5)\ndef debug():\n    args.learning_rate = 1\n{TRAINER}"
+    assert said(converted(tmp_path, text).open, "set train.learning_rate yourself")
+
+
 @pytest.mark.parametrize("call", ["trainer.train()", "print(args)", "trainer.save_model('x')", "model.eval()"])
 def test_a_call_that_changes_no_setting_is_passed_over(call, tmp_path):
     assert converted(tmp_path, f"args = DPOConfig(max_steps=2)\ntrainer = {TRAINER}{call}\n").open == ()

@@ -89,7 +89,7 @@ class _Reading:
             told = f"the argument {_short(ast.unparse(node))} has no name, and was not read"
             self.source.to_do.append((node.lineno, told))
         for keyword in config.keywords:
-            if keyword.arg is None and not isinstance(self.script.value(keyword.value), dict):
+            if keyword.arg is None and not isinstance(self.script.value(keyword.value, until=config.lineno), dict):
                 told = f"**{ast.unparse(keyword.value)} is known only when the script runs: add its settings"
                 self.source.to_do.append((keyword.value.lineno, told))
 

@@ -17,6 +17,9 @@ _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}|\$(\w+)|\$\{(\w+)\}")
 _NAME = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^}]*))?\})")
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=")
 _OPENING, _CLOSING = {"if", "for", "while", "until", "case", "select"}, {"fi", "done", "esac"}
+_HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)(?=^\s*\2[ \t]*$)", re.DOTALL | re.MULTILINE)
+_SUCCEEDS = {"cd", "set", "export", "mkdir", "source", ".", "echo", "true", ":"}
+"""Commands that are taken to succeed before `&&`."""
 _BEFORE = {"export", "declare", "local", "readonly", "typeset", "then", "else", "do", "{", "!", "time"}
 """Words that may stand before an assignment or a command."""
 
@@ -48,6 +51,7 @@ def commands(text: str) -> Iterator[list[Word]]:
     A variable that is assigned in a branch or loop keeps its name: `$LR`.
     """
     shell = _Shell()
+    text = _HEREDOC.sub(lambda found: found[0].replace(found[3], "\n" * found[3].count("\n")), text)
     for raw, end in _raw_commands(text):
         words = shell.take(raw)
         shell.follows(raw, end)
@@ -93,27 +97,44 @@ class _Shell:
     def __init__(self) -> None:
         self.values: dict[str, str] = {"HOME": "~"}
         self.arrays: dict[str, list[Word]] = {}
-        self.depth = 0
+        self.depth = self.functions = 0
         self.after_test = False
 
     def follows(self, raw: list[_Raw], end: str) -> None:
-        """Note whether the next command runs only if a test holds: `[ $A = b ] && LR=1`."""
-        tested = bool(raw) and raw[0].plain in ("[", "[[", "test")
-        self.after_test = end in ("&&", "||") and (tested or self.after_test)
+        """Note whether the next command runs only if this one succeeds or fails: `[ $A = b ] && LR=1`."""
+        told = bool(raw) and not _ASSIGNMENT.match(raw[0].plain) and raw[0].plain not in _SUCCEEDS
+        self.after_test = end == "||" or (end == "&&" and (told or self.after_test))
 
     def take(self, raw: list[_Raw]) -> list[Word]:
         """Apply the assignments at the start of a command, and return its other words, expanded."""
-        words = list(raw)
+        words, before = list(raw), (dict(self.values), dict(self.arrays))
+        if raw and (raw[0].plain.endswith("()") or raw[0].plain == "function"):
+            self.depth, self.functions = self.depth + 1, self.functions + 1
         while words:
             first = words[0].plain
+            if first == "}" and self.functions:
+                self.depth, self.functions = self.depth - 1, self.functions - 1
+            self._unset_by(words)
             self.depth += (first in _OPENING) - (first in _CLOSING and self.depth > 0)
             found = _ASSIGNMENT.match(first) if words[0].pieces[0][0] == "plain" else None
             if found:
                 self._assign(words[0], found[1], added=bool(found[2]), start=found.end())
+            elif first == "case" and (arms := [n for n, word in enumerate(words) if word.plain.endswith(")")]):
+                words = words[arms[0] :]  # up to the first pattern
             elif not (first in _BEFORE or (self.depth and first.endswith(")")) or self._is_flag(first, raw)):
                 break
             words = words[1:]
-        return [word for one in words for word in self._expanded(one)]
+        expanded = [word for one in words for word in self._expanded(one)]
+        if words and _ASSIGNMENT.match(raw[0].plain):  # `LR=1 command` sets it for this command only
+            self.values, self.arrays = before
+        return expanded
+
+    def _unset_by(self, words: list[_Raw]) -> None:
+        """Make variables unknown that a loop or `read` sets."""
+        first = words[0].plain
+        named = words[1:2] if first in ("for", "select") else words[1:] if first == "read" else []
+        for name in (word.plain for word in named):
+            self.values[name] = f"${{{name}}}"
 
     def _is_flag(self, word: str, raw: list[_Raw]) -> bool:
         return raw[0].plain in _BEFORE and re.fullmatch(r"-\w+", word) is not None

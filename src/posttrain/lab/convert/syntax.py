@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from posttrain.lab.convert.records import FORMS, TRL, Given, Unread
 
@@ -39,13 +40,20 @@ class Script:
             self._bind(node)
         self.uncertain = {name for name, values in self.assigned.items() if len(values) > 1}
         self.conditional = {id(n) for node in nodes if _may_not_run(node) for n in ast.walk(node)}
+        self.place = {id(n): id(f) for f in nodes if isinstance(f, _FUNCTIONS) for n in ast.walk(f)}  # innermost wins
         self.parameters = {id(n) for node in nodes for n in _reads_of_parameters(node)}
         self.guarded = any(isinstance(node, ast.If) and _is_main(node) for node in tree.body)
 
     def _bind(self, node: ast.AST) -> None:
         if id(node) in self.fields:  # a field of a class is not a name of the script
             return
-        if isinstance(node, ast.Assign):
+        if isinstance(node, (ast.Assign, ast.AnnAssign)) and _changes_its_owner(node.value):
+            self._call_for_effect(node.value)
+        if isinstance(node, ast.Delete):
+            for target in node.targets:
+                if isinstance(target, (ast.Subscript, ast.Attribute)) and isinstance(target.value, ast.Name):
+                    self.changed[target.value.id].append(Change(node.lineno, None, target, ast.unparse(node)))
+        elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)
         elif isinstance(node, (ast.AnnAssign, ast.NamedExpr)):
@@ -141,29 +149,35 @@ class Script:
         """Return the keyword arguments of a call, including `**` of a dict, with what the script changes afterwards."""
         given: dict[str, Given] = {}
         for keyword in call.keywords:
-            value = self.value(keyword.value)
+            value = self.value(keyword.value, until=call.lineno)
             if keyword.arg is not None:
                 given[keyword.arg] = Given(value, keyword.value.lineno)
             elif isinstance(value, dict):
                 given |= {str(name): Given(inner, keyword.value.lineno) for name, inner in value.items()}
         return given | self._changed(call)
 
-    def _changed(self, node: ast.expr) -> dict[str, Given]:
-        """Return the settings that the script assigns after it created them."""
+    def _changed(self, node: ast.expr, until: float = math.inf) -> dict[str, Given]:
+        """Return the settings that the script assigns after it created them, up to a line. Whether another function is
+        called is not known."""
         unsure = any(name in self.uncertain for name in self.names_of(node))
         given: dict[str, Given] = {}
         for change in self.changes_of(node):
-            if change.key is not None:
+            if change.key is not None and change.line <= until:
                 sure = not unsure and change.key not in given and id(change.value) not in self.conditional
+                sure = sure and self.place.get(id(change.value)) == self.place.get(id(node))
                 value = self.value(change.value) if sure else Unread(ast.unparse(change.value))
                 given[change.key] = Given(value, change.line)
         return given
 
-    def value(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Any:
-        """Return the literal value of an expression, following assigned names; otherwise its source as Unread."""
+    def value(self, node: ast.expr, seen: frozenset[str] = frozenset(), until: float = math.inf) -> Any:
+        """Return the literal value of an expression, following assigned names; otherwise its source as Unread. Of a
+        dict, only changes up to the line `until` count."""
         if isinstance(node, ast.Name):
             known = self._is_known(node) and node.id not in seen
-            return self.value(self.assigned[node.id][0], seen | {node.id}) if known else Unread(node.id)
+            known = known and not (
+                self.changed[node.id] and isinstance(self.assigned[node.id][0], ast.Name)
+            )  # an alias
+            return self.value(self.assigned[node.id][0], seen | {node.id}, until) if known else Unread(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # config.model_name
             made = self.resolved(node.value)
             if isinstance(made, ast.Call) and self.form_of(made):
@@ -171,13 +185,8 @@ class Script:
                 return next((self.value(value, seen) for value in told), Unread(ast.unparse(node)))
             if node.value.id == "torch":
                 return node.attr
-        if isinstance(node, ast.Call) and self.called(node) == "dict" and not node.args:
-            made = {keyword.arg: self.value(keyword.value, seen) for keyword in node.keywords if keyword.arg}
-            return made | {name: given.value for name, given in self._changed(node).items()}
-        if isinstance(node, ast.Dict) and (changes := self._changed(node)):
-            pairs = zip(node.keys, node.values, strict=True)
-            told = {self.value(key): self.value(inner, seen) for key, inner in pairs if key}
-            return told | {name: given.value for name, given in changes.items()}
+        if isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and self.called(node) == "dict" and not node.args):
+            return self._dict(node, seen, until)
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.FloorDiv)):
             left, right = self.value(node.left, seen), self.value(node.right, seen)
             if isinstance(left, int) and isinstance(right, int):
@@ -187,6 +196,22 @@ class Script:
             return ast.literal_eval(node)
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return Unread(ast.unparse(node))
+
+    def _dict(self, node: ast.Dict | ast.Call, seen: frozenset[str], until: float) -> Any:
+        """Return the dict of `{...}` or `dict(...)`, with `**` and changes; Unread if one of these cannot be read."""
+        if any(change.key is None and change.line <= until for change in self.changes_of(node)):
+            return Unread(ast.unparse(node))
+        if isinstance(node, ast.Dict):
+            pairs = [(key and self.value(key), inner) for key, inner in zip(node.keys, node.values, strict=True)]
+        else:
+            pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
+        made: dict[Any, Any] = {}
+        for key, inner in pairs:
+            value = self.value(inner, seen, until)
+            if key is None and not isinstance(value, dict):
+                return Unread(ast.unparse(node))
+            made |= value if key is None else {key: value}
+        return made | {name: given.value for name, given in self._changed(node, until).items()}
 
     def behind(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Iterator[ast.Call | ast.Subscript]:
         """Yield the calls and keys that an expression applies to a value, last one first, and through all its names."""
@@ -200,6 +225,16 @@ class Script:
             yield node
             if isinstance(node.func, ast.Attribute):
                 yield from self.behind(node.func.value, seen)
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+
+
+def _changes_its_owner(value: ast.expr | None) -> TypeGuard[ast.Call]:
+    """Is this a call such as `options.pop("beta")`, whose result is kept?"""
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    return value.func.attr in ("pop", "popitem", "update", "setdefault", "clear")
 
 
 def _is_main(node: ast.If) -> bool:

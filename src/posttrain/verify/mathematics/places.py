@@ -44,8 +44,8 @@ _BRACE_OR_BOX = re.compile(
 BOXES = ("\\boxed", "\\fbox", "\\framebox")
 """The commands that draw a box around an answer."""
 _ANSWER_TAG = re.compile(r"<answer>(.*?)(</answer>|\Z)", re.DOTALL | re.IGNORECASE)
-_WHOLE_TAG = re.compile(r"<answer>(?:(?!</?answer>).)*+</answer>", re.DOTALL | re.IGNORECASE)
-_CLOSING_TAG = re.compile(r"[\s*_]*</\w+>[\s*_]*")
+_TAG_OF_A_LINE = re.compile(r"<answer>\s*+(?:(?!</?answer>)[^\n])*+\s*+</answer>", re.IGNORECASE)
+_CLOSING_TAG = re.compile(r"[\s*_]*</(?!answer>|del>|s>|strike>)\w+>[\s*_]*", re.IGNORECASE)
 _MARKER = re.compile(
     r"#{4,}+|\bfinal\s+answer[\s*_]*\n"
     r"|\banswer(?<!check our answer)(?<!check the answer)(?<!verify our answer)(?<!verify the answer)"
@@ -177,12 +177,12 @@ def with_empty_boxes(text: str, boxes: list[Box]) -> str:
 def last_line(text: str) -> str:
     r"""The last line with a letter or a digit that is not only a closing tag.
 
-    A displayed formula is one line, and so is an `<answer>` tag up to its end.
+    A displayed formula is one line, and so is an `<answer>` tag that holds one line.
 
     >>> last_line("It is\n$$\n7\n$$\n**"), last_line("<answer>\n7\n</answer>"), last_line("<b>\n7\n</b>")
     ('$$ 7 $$', '<answer> 7 </answer>', '7')
     """
-    lines = _WHOLE_TAG.sub(_on_one_line, _DISPLAYED.sub(_on_one_line, text)).splitlines()
+    lines = _TAG_OF_A_LINE.sub(_on_one_line, _DISPLAYED.sub(_on_one_line, text)).splitlines()
     said = (line for line in reversed(lines) if any(map(str.isalnum, line)))
     return next((line for line in said if not _CLOSING_TAG.fullmatch(line)), "")
 
