@@ -150,12 +150,22 @@ def test_a_config_file_of_trl_is_said(given, tmp_path):
         ("for LR in 2 3; do echo; done", "${LR}"),
         ("while [ $# -gt 0 ]; do case $1 in --lr) LR=$2; shift;; esac; shift; done", "${LR}"),
         ("read LR", "${LR}"),
+        ("while read LR; do echo; done < x", "${LR}"),
+        ("IFS=, read -r LR A < x", "${LR}"),
+        ("set_rate () {\n  LR=2\n}", "${LR}"),
+        ("# use <<EOF here\nLR=2\n", "2"),
         ("read -r A LR < conf.txt", "${LR}"),
     ],
 )
 def test_a_variable_that_may_have_another_value_keeps_its_name(text, rate):
     *_, last = commands(f"LR=1\n{text}\ntrl grpo --learning_rate $LR\n")
     assert [word.text for word in last] == ["trl", "grpo", "--learning_rate", rate]
+
+
+@pytest.mark.parametrize("starts", ["sbatch", "bash", "ssh node bash"])
+def test_commands_that_a_shell_reads_from_a_heredoc_are_read(starts):
+    found = [[word.text for word in command] for command in commands(f"LR=1\n{starts} <<EOF\nrun --lr $LR\nEOF\n")]
+    assert ["run", "--lr", "1"] in found
 
 
 @pytest.mark.parametrize("text", ["echo main_ppo", "pkill -f main_ppo", "# " + VERL, "cp dpo.py x"])

@@ -157,6 +157,7 @@ def test_a_change_that_is_not_read_is_said(change, tmp_path):
     [
         ("kw = {**base, 'max_steps': 5}\nkw['max_steps'] = 6\n", 0.1),
         ("kw = dict(**base, max_steps=5)\n", 0.1),
+        ("kw = {**base}\nbase['beta'] = 0.3\n", 0.1),
         ("kw = dict(base)\n", None),
         ("kw = base\ndel kw['beta']\n", None),
         ("kw = dict(beta=0.2)\nold = kw.pop('beta')\n", None),

@@ -51,12 +51,20 @@ def commands(text: str) -> Iterator[list[Word]]:
     A variable that is assigned in a branch or loop keeps its name: `$LR`.
     """
     shell = _Shell()
-    text = _HEREDOC.sub(lambda found: found[0].replace(found[3], "\n" * found[3].count("\n")), text)
+    text = _HEREDOC.sub(_without_body, text)
     for raw, end in _raw_commands(text):
         words = shell.take(raw)
         shell.follows(raw, end)
         if words:
             yield words
+
+
+def _without_body(found: re.Match[str]) -> str:
+    """Blank a heredoc, unless a shell runs it, or it is none: in a comment or in arithmetic."""
+    line = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
+    if re.search(r"\b(?:sbatch|bash|sh|srun|ssh|qsub)\b|^\s*#|\(\(", line):
+        return found[0]
+    return found[0].replace(found[3], "\n" * found[3].count("\n"))
 
 
 def _raw_commands(text: str) -> Iterator[tuple[list[_Raw], str]]:
@@ -107,8 +115,8 @@ class _Shell:
 
     def take(self, raw: list[_Raw]) -> list[Word]:
         """Apply the assignments at the start of a command, and return its other words, expanded."""
-        words, before = list(raw), (dict(self.values), dict(self.arrays))
-        if raw and (raw[0].plain.endswith("()") or raw[0].plain == "function"):
+        words, before, prefix = list(raw), dict(self.values), list[str]()
+        if raw and (any(word.plain.endswith("()") for word in raw[:2]) or raw[0].plain == "function"):
             self.depth, self.functions = self.depth + 1, self.functions + 1
         while words:
             first = words[0].plain
@@ -118,15 +126,21 @@ class _Shell:
             self.depth += (first in _OPENING) - (first in _CLOSING and self.depth > 0)
             found = _ASSIGNMENT.match(first) if words[0].pieces[0][0] == "plain" else None
             if found:
+                prefix.append(found[1])
                 self._assign(words[0], found[1], added=bool(found[2]), start=found.end())
             elif first == "case" and (arms := [n for n, word in enumerate(words) if word.plain.endswith(")")]):
                 words = words[arms[0] :]  # up to the first pattern
-            elif not (first in _BEFORE or (self.depth and first.endswith(")")) or self._is_flag(first, raw)):
+            elif not (
+                first in {*_BEFORE, "while", "until", "if", "elif"}
+                or (self.depth and first.endswith(")"))
+                or self._is_flag(first, raw)
+            ):
                 break
             words = words[1:]
         expanded = [word for one in words for word in self._expanded(one)]
         if words and _ASSIGNMENT.match(raw[0].plain):  # `LR=1 command` sets it for this command only
-            self.values, self.arrays = before
+            for name in prefix:
+                self.values[name] = before.get(name, f"${{{name}}}")
         return expanded
 
     def _unset_by(self, words: list[_Raw]) -> None:

@@ -207,7 +207,7 @@ class Script:
             pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
         made: dict[Any, Any] = {}
         for key, inner in pairs:
-            value = self.value(inner, seen, until)
+            value = self.value(inner, seen, until if key is not None else min(until, inner.lineno))
             if key is None and not isinstance(value, dict):
                 return Unread(ast.unparse(node))
             made |= value if key is None else {key: value}

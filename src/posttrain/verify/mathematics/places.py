@@ -45,7 +45,11 @@ BOXES = ("\\boxed", "\\fbox", "\\framebox")
 """The commands that draw a box around an answer."""
 _ANSWER_TAG = re.compile(r"<answer>(.*?)(</answer>|\Z)", re.DOTALL | re.IGNORECASE)
 _TAG_OF_A_LINE = re.compile(r"<answer>\s*+(?:(?!</?answer>)[^\n])*+\s*+</answer>", re.IGNORECASE)
-_CLOSING_TAG = re.compile(r"[\s*_]*</(?!answer>|del>|s>|strike>)\w+>[\s*_]*", re.IGNORECASE)
+_CLOSING_TAG = re.compile(
+    r"[\s*_]*</(?:b|i|u|p|em|strong|div|span|center|body|html|h[1-6]|li|ul|ol|code|pre|solution|response|output|result|final)>"
+    r"[\s*_]*",
+    re.IGNORECASE,
+)
 _MARKER = re.compile(
     r"#{4,}+|\bfinal\s+answer[\s*_]*\n"
     r"|\banswer(?<!check our answer)(?<!check the answer)(?<!verify our answer)(?<!verify the answer)"
@@ -257,7 +261,7 @@ def sentences_backwards(text: str) -> Iterator[str]:
 
 
 def _on_one_line(match: re.Match[str]) -> str:
-    return match.group().replace("\n", " ")
+    return match.group().replace("\r\n", " ").replace("\n", " ")
 
 
 def _has_box(text: str, start: int) -> bool:
