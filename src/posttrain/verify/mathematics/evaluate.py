@@ -207,13 +207,16 @@ _BY_SINE = {"tan": ("sin", "cos"), "cot": ("cos", "sin"), "sec": ("", "cos"), "c
 
 
 def _scientific(node: Product) -> bool:
-    """Whether a product is a number in scientific notation: 1.5 * 10^3."""
+    """Whether a product is a number in scientific or engineering notation: 1.5 * 10^4, 15 * 10^3."""
     if len(node.factors) != 2:
         return False
     mantissa, power = node.factors
     mantissa = mantissa.of if isinstance(mantissa, Minus) else mantissa
-    ten = isinstance(power, Power) and power.base == Literal(10)
-    return isinstance(mantissa, Literal) and ten and abs(mantissa.value) <= 10
+    if not (isinstance(mantissa, Literal) and isinstance(power, Power) and power.base == Literal(10)):
+        return False
+    exponent = power.exponent.of if isinstance(power.exponent, Minus) else power.exponent
+    thousands = isinstance(exponent, Literal) and exponent.value % 3 == 0
+    return abs(mantissa.value) <= 10 or (thousands and abs(mantissa.value) < 1000)
 
 
 def _factorial(argument: Fraction, algebra: Algebra) -> int:
