@@ -69,7 +69,7 @@ def test_a_reward_that_hangs_beyond_its_timeout_ends_the_run_with_the_stacks_of_
     assert "Thread" in stacks
     assert "in one_step" in stacks, "the place where the loop hung"
     error = json.loads((folder / "run" / "error.json").read_text())
-    assert (error["type"], error["exit_code"]) == ("GuardStop", 4)
+    assert (error["type"], error["exit_code"], error["step"]) == ("GuardStop", 4, 1)
     workers = [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]
     assert workers == [], "no process of the run remains"
     (folder / "go-on").touch()

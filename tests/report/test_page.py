@@ -298,7 +298,7 @@ def test_a_run_that_failed_says_so_first(run_folder):
     (run_folder / "evaluation.json").write_text(json.dumps({"baseline": evaluation(0.22)}))
     text = Page(write_report(run_folder).read_text()).text
     assert "stopped with an error" in text
-    assert text.index("PublishError at step 4") < text.index("The run stopped with an error.")
+    assert text.index("PublishError after step 4") < text.index("The run stopped with an error.")
     assert "Before training, held-out accuracy was 22% (16% to 30%)." in text
     assert re.search("The sampler ran the weights that were trained.{1,3}failed", text)
 

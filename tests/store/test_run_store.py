@@ -87,10 +87,11 @@ def test_an_event_has_a_time_in_utc_a_kind_and_details(store):
 
 
 def test_an_error_is_told_in_full_with_its_exit_code(store):
+    store.metrics(7, {"loss": 0.5})
     try:
         raise RewardError(given="reward is nan", allowed="a number", fix="Return 0.0.")
     except RewardError as error:
-        store.error(error, 7)
+        store.error(error)
     told = json.loads((store.folder / "error.json").read_text())
     assert (told["type"], told["exit_code"], told["step"]) == ("RewardError", 4, 7)
     assert told["message"] == "reward is nan; allowed: a number.\n  Return 0.0."
@@ -99,8 +100,9 @@ def test_an_error_is_told_in_full_with_its_exit_code(store):
 
 
 def test_an_error_that_is_not_ours_has_exit_code_1(store):
-    store.error(ZeroDivisionError("division by zero"), None)
-    assert json.loads((store.folder / "error.json").read_text())["exit_code"] == 1
+    store.error(ZeroDivisionError("division by zero"))
+    told = json.loads((store.folder / "error.json").read_text())
+    assert (told["exit_code"], told["step"]) == (1, None)
 
 
 def test_evidence_keeps_the_numbers_that_are_not_finite(store):
@@ -284,7 +286,7 @@ def fill(store: RunStore, steps: int) -> None:
 def test_a_resume_leaves_nothing_of_later_steps_and_says_so(store):
     fill(store, 5)
     store.evidence(5, [])
-    store.error(ValueError("boom"), 5)
+    store.error(ValueError("boom"))
     store.truncate_after(3)
     assert [row["step"] for row in lines(store, "metrics.jsonl")] == [1, 2, 3]
     assert sorted(path.stem for path in (store.folder / "rollouts").iterdir()) == [f"step-00000{n}" for n in (1, 2, 3)]

@@ -121,7 +121,7 @@ def _trouble(run: RunRecord) -> str:
     if run.status != "failed" or run.error is None:
         return ""
     step = number(run.error.get("step"))
-    where = f" at step {step:.0f}" if step is not None else ""
+    where = f" after step {step:.0f}" if step is not None else ""
     message, note = cut(str(run.error.get("message", "")), 4000)
     return (
         f'<div class="trouble"><b>{escaped(run.error.get("type", "Error"))}{where}</b>'

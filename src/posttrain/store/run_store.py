@@ -95,6 +95,8 @@ class RunStore:
         """Timeline of a run whose engines are processes; other runs never open it."""
         self.carrier = Carrier(folder)
         """Uploader of a run whose output is a URL; other runs never open it."""
+        self._complete: int | None = None
+        """The last complete step that this process knows."""
 
     @classmethod
     def create(cls, folder: Path, config: str) -> RunStore:
@@ -178,6 +180,7 @@ class RunStore:
         """Append `{"step": step, **values}` to metrics.jsonl. Raises ConfigError if another process took over."""
         self.carrier.require()
         self._append("metrics.jsonl", {"step": step, **values})
+        self._complete = step
 
     def event(self, kind: EventKind, message: str, *, step: int | None = None, **details: Any) -> None:
         """Append an event to events.jsonl, with the time (UTC) and the details."""
@@ -243,16 +246,16 @@ class RunStore:
             (self.folder / "alarms").mkdir(exist_ok=True)
         return self._replace(f"alarms/step-{step:06d}-{alarm}.jsonl", b"".join(_dump(row) + b"\n" for row in rows))
 
-    def error(self, error: BaseException, step: int | None = None) -> Path:
-        """Write error.json and the event for it."""
+    def error(self, error: BaseException) -> Path:
+        """Write error.json and the event for it. Its `step` is the last complete step, null if there is none."""
         exit_code = getattr(error, "exit_code", 1)
         kind = type(error).__name__
-        self.event("error", f"{kind}: {error}", step=step, exit_code=exit_code)
+        self.event("error", f"{kind}: {error}", step=self._complete, exit_code=exit_code)
         content = {
             "type": kind,
             "message": str(error),
             "exit_code": exit_code,
-            "step": step,
+            "step": self._complete,
             "traceback": "".join(traceback.format_exception(error)),
         }
         return self._replace("error.json", _dump(content, indent=1))
@@ -308,6 +311,7 @@ class RunStore:
         counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in dropped.items() if count)
         message = f"resumed after step {step}" + (f"; removed of later steps: {counts}" if counts else "")
         self.event("resume", message, step=step, dropped=dropped)
+        self._complete = step
 
     def _step_files(self) -> Iterator[tuple[int, Path]]:
         """Yield (step, file) for all files that belong to one step."""
