@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalogue import catalogue
 
+from posttrain.verify.mathematics.choices import multiple_choice
 from posttrain.verify.mathematics.extract import MAX_TEXT, NeedsAlgebra, extract
 from posttrain.verify.mathematics.numeric import number_of, read_number
 
@@ -80,6 +81,41 @@ def test_some_completions_have_no_answer(completion):
 def test_several_answers_are_none(completion, candidates):
     found = extract(completion)
     assert (found.answer, found.reason, found.candidates) == (None, "ambiguous", candidates)
+
+
+@catalogue(
+    "around",
+    [
+        "ANSWER is wrong",
+        "It is not ANSWER",
+        "<del>ANSWER</del>",
+        "~~ANSWER~~",
+        "half of ANSWER",
+        "ANSWER or 8",
+        "8 or ANSWER",
+        "ANSWER. No, 8.",
+        "ANSWER (or 8)",
+        "The answer is 8. ANSWER",
+        "The answer is ANSWER.",
+        "ANSWER, because 5 + 2 = 7",
+        "So there are ANSWER eggs.",
+        "**ANSWER**",
+    ],
+)
+def test_the_words_around_a_tag_count_as_those_around_a_box(around):
+    box, tag = extract(around.replace("ANSWER", r"\boxed{7}")), extract(around.replace("ANSWER", "<answer>7</answer>"))
+    assert (tag.answer, tag.reason, tag.candidates) == (box.answer, box.reason, box.candidates)
+    if "8" in around or any(word in around for word in ("wrong", "not", "del", "~~", "half")):
+        assert tag.answer is None
+    else:
+        assert tag.answer == "7"
+
+
+def test_a_choice_in_a_tag_that_the_text_denies_is_not_paid():
+    row = {"answer": "B", "choices": ["a dog", "a cat", "a cow"]}
+    assert multiple_choice("<answer>B</answer>", **row).score == 1.0
+    assert multiple_choice("It is not <answer>B</answer>", **row).score == 0.0
+    assert multiple_choice("<answer>B</answer> is wrong", **row).score == 0.0
 
 
 def test_answers_side_by_side_can_still_be_the_list_that_was_asked_for():

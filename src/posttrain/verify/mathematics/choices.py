@@ -137,14 +137,14 @@ def _named(segment: str, place: AnswerFrom) -> list[_Named] | None:
         return []
     boxed = [_Named(places.box_content(segment, box), box.start, box.closing + 1) for box in boxes]
     if place in ("box", "tag"):
-        texts = [one.text for one in boxed] if place == "box" else [_inner(tag) for tag in tags]
+        texts = [one.text for one in boxed] if place == "box" else [_inner(tag.content) for tag in tags]
         return [_Named(text, -1, 0) for text in texts if text]
     stated = places.find_statements(segment)
     if stated is None:
         return None
-    found = [tag for tag in tags if "\\boxed" not in tag]
-    found += [text for text in stated + _behind_names(segment) if "\\boxed" not in text]
-    named = [one for one in boxed + [_located(text, segment) for text in found] if one.text]
+    tagged = [_Named(tag.content, tag.start, tag.end) for tag in tags if "\\boxed" not in tag.content]
+    said = [_located(text, segment) for text in stated + _behind_names(segment) if "\\boxed" not in text]
+    named = [one for one in boxed + tagged + said if one.text]
     if not named and not boxes:
         line = segment.rstrip().rpartition("\n")[2].strip()
         named = [_located(line, segment)] if line and (_LAST_LINE.fullmatch(line) or len(line) <= MAX_SHOWN) else []

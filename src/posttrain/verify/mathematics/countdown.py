@@ -96,7 +96,8 @@ def _shown(segment: str) -> list[str] | None:
         return None
     if boxes and boxes[-1].closing < 0:
         return []
-    shown = [segment[box.opening : box.closing] for box in boxes] + [tag for tag in tags if "\\boxed" not in tag]
+    shown = [segment[box.opening : box.closing] for box in boxes]
+    shown += [tag.content for tag in tags if "\\boxed" not in tag.content]
     return list({"".join(text.split()): text.strip() for text in shown if text.strip()}.values())
 
 

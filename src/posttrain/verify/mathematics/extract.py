@@ -77,7 +77,7 @@ def _in_tags(segment: str, reader: Reader) -> Extracted:
     tags = places.find_tags(segment)
     if tags is None:
         return _too_many(segment)
-    contents = [content for tag in tags if (content := _tagged(tag))]
+    contents = [content for tag in tags if (content := _tagged(tag.content))]
     return _shown(segment, [], contents, reader)
 
 
@@ -123,7 +123,7 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     if statements is None:
         return _too_many(segment)
     shown = [content for box in boxes if (content := places.box_content(segment, box))]
-    tagged = [_tagged(tag) for tag in tags if "\\boxed" not in tag]
+    tagged = [_tagged(tag.content) for tag in tags if "\\boxed" not in tag.content]
     explicit = shown + [tag for tag in tagged if tag]
     if not explicit and (boxes or tags):
         return Extracted(None, reason="no_answer", detail="the answer tag is empty")
@@ -137,17 +137,19 @@ def _decide(segment: str, reader: Reader) -> Extracted:
     found = _shown(segment, boxes, explicit, reader)
     if (answer := found.answer) is None:
         return found
-    if any(is_denied(segment, box.start, box.closing + 1) or is_changed(segment, box.start) for box in boxes):
-        return Extracted(None, reason="no_answer", detail="the words around the box deny it")
-    others = [other for box in boxes for other in _offered_beside(segment, box) if not reader.same(answer, other)]
-    if boxes:
-        others += _taken_back(answer, segment, boxes[-1].closing + 1, reader)
+    spans = [(box.start, box.closing + 1) for box in boxes] + [(tag.start, tag.end) for tag in tags]
+    if any(is_denied(segment, *span) or is_changed(segment, span[0]) for span in spans):
+        return Extracted(None, reason="no_answer", detail="the words around the answer deny it")
+    others = [
+        other for start, _ in spans for other in _offered_before(segment, start) if not reader.same(answer, other)
+    ]
+    others += _taken_back(answer, segment, max(end for _, end in spans), reader)
     if others:
-        return ambiguous(2, detail=f"{others[0]!r} is offered next to the box")
+        return ambiguous(2, detail=f"{others[0]!r} is offered next to the answer {answer!r}")
     contradicting = [claim for claim in claims if _is_definite(claim, reader) and not reader.same(answer, claim)]
     contradicting += [claim for claim in denied if reader.same(answer, claim)]
     if contradicting:
-        return ambiguous(2, detail=f"the statement {contradicting[0]!r} contradicts the box {answer!r}")
+        return ambiguous(2, detail=f"the statement {contradicting[0]!r} contradicts the answer {answer!r}")
     return Extracted(answer, 1)
 
 
@@ -239,10 +241,10 @@ def _taken_back(answer: str, segment: str, start: int, reader: Reader) -> list[s
     return found
 
 
-def _offered_beside(segment: str, box: places.Box) -> list[str]:
-    """The alternative directly before a box: the 8 of `8 or \\boxed{7}`. Other boxes are checked elsewhere."""
+def _offered_before(segment: str, start: int) -> list[str]:
+    """The alternative directly before an answer: the 8 of `8 or \\boxed{7}`. Other boxes are checked elsewhere."""
     found: list[str] = []
-    before = segment[max(box.start - 200, 0) : box.start]
+    before = segment[max(start - 200, 0) : start]
     if hedge := _HEDGE_BEFORE.search(before):
         said = before[: hedge.start()].rstrip(" ,")
         start = said.rfind("$", 0, -1) if said.endswith("$") else -1

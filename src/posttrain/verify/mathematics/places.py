@@ -77,6 +77,14 @@ class Box(NamedTuple):
     closing: int
 
 
+class Tag(NamedTuple):
+    """Positions of an `<answer>...</answer>` with its tags, and what is between them."""
+
+    start: int
+    end: int
+    content: str
+
+
 def final_turn(text: str) -> str:
     """The assistant's last turn in a text with the marks of several turns, up to the end of that turn.
 
@@ -191,15 +199,15 @@ def last_line(text: str) -> str:
     return next((line for line in said if not _CLOSING_TAG.fullmatch(line)), "")
 
 
-def find_tags(text: str) -> list[str] | None:
-    """The content of `<answer>` tags; None if there are too many."""
+def find_tags(text: str) -> list[Tag] | None:
+    """The `<answer>` tags of a text; None if there are too many."""
     if "<answer>" not in text.lower():
         return []
-    found: list[str] = []
+    found: list[Tag] = []
     for tag in _ANSWER_TAG.finditer(text):
         if len(found) >= MAX_PLACES:
             return None
-        found.append(tag[1].strip())
+        found.append(Tag(tag.start(), tag.end(), tag[1].strip()))
     return found
 
 
