@@ -1,5 +1,6 @@
 """Presets that carry a run over from another library reproduce that library's numbers through the config."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from posttrain import presets
 from posttrain.algorithms import Algorithm, PolicyGradient, SimPO
 from posttrain.config import PRESETS, load_config
+from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, count_totals
 
 
@@ -61,6 +63,25 @@ GROUP_NORMALISED = {
     ],
 }
 GROUP_NORMALISED["trl-dapo"] = GROUP_NORMALISED["trl-grpo"]
+
+
+@catalogue("name", [name for name in PRESETS if PRESETS[name].get("algorithm", {}).get("trust_region") == "clip"])
+@pytest.mark.parametrize("change", ["trust_region=soft_gate", "trust_region=none", "kl=none"])
+def test_what_a_preset_sets_and_a_change_leaves_unread_can_be_set_to_null(name: str, change: str):
+    """The line that the error asks to remove is in the preset, so that only null removes it."""
+    choice, _, option = change.partition("=")
+    settings: dict[str, str | None] = {choice: option}
+    for _ in range(6):
+        try:
+            named(name, **settings)
+            return
+        except ConfigError as error:
+            (unread,) = re.findall(
+                r"policy_gradient\.(\w+) = (?s:.*) none of the chosen (?s:.*) set it to null if a preset sets it",
+                str(error),
+            )
+            settings[unread] = None
+    pytest.fail(f"{settings} still leave something unread")
 
 
 @catalogue("name", GROUP_NORMALISED)

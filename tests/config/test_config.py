@@ -756,6 +756,15 @@ def test_the_words_of_a_key_in_another_order_lead_to_it(key, data):
         ("discopop", "discopop_tau=0.1", "Set algorithm.tau = 0.1."),
         ("rpo", "rpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
         ("cpo", "cpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
+        ("mpo", "cpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
+        (
+            "simpo",
+            "cpo_alpha=0.5",
+            "(a setting of rpo, dpop, cpo and mpo); here it means something else. Leave it out.",
+        ),
+        ("dpo", "rpo_alpha=0.5", "(a setting of rpo, dpop, cpo and mpo); here it means something else. Leave it out."),
+        ("dpo", "nll_loss_coef=0.5", "(a setting of rpo); here it means something else. Leave it out."),
+        ("ipo", "discopop_tau=0.5", "(a setting of discopop); here it means something else. Leave it out."),
         (
             "simpo",
             "simpo_gamma=1.5",
