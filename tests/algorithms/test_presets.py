@@ -204,6 +204,20 @@ def test_areal_decoupled_masks_what_is_above_5_and_keeps_its_place(t):
     assert gradient_BT[3, 0] == 0
 
 
+@pytest.mark.parametrize(
+    ("name", "bound"), [("openrlhf-reinforce", 10.0), ("areal-decoupled", 20.0)], ids=lambda case: str(case)
+)
+@pytest.mark.parametrize("size", [1.0, 9.0, 15.0, 1000.0])
+def test_a_clipped_preset_is_the_other_one_on_clipped_rewards(name: str, bound: float, size: float):
+    """OpenRLHF and AReaL clip raw rewards by default, before anything is subtracted or divided."""
+    rewards_PG = torch.tensor([[1.0, -0.4, 0.3, 0.0], [-1.0, 0.1, 0.2, 0.5]], dtype=torch.float64) * size
+    clipped, plain = preset(f"{name}-clipped", kl_coef=0), preset(name, kl_coef=0)
+    torch.testing.assert_close(
+        advantages(clipped, rewards_PG), advantages(plain, rewards_PG.clamp(-bound, bound)), rtol=0, atol=0
+    )
+    assert torch.equal(advantages(clipped, rewards_PG), advantages(plain, rewards_PG)) == (size <= bound)
+
+
 PREFERENCE_LOSSES = {
     "trl-dpo": ({}, 0.6860067668),
     "trl-ipo": ({}, 24.61853232),

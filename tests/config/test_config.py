@@ -689,7 +689,7 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("advantage_estimator=rloo", "OpenRLHF's advantage_estimator is algorithm.name here"),
         ("actor_learning_rate=1e-6", "OpenRLHF's actor_learning_rate is train.learning_rate here."),
         ("critic_learning_rate=9e-6", "OpenRLHF's critic_learning_rate is critic.learning_rate here."),
-        ("policy_loss_type=gspo", "a preset: openrlhf-group-norm or openrlhf-reinforce)."),
+        ("policy_loss_type=gspo", "a preset: openrlhf-group-norm or openrlhf-reinforce-clipped)."),
         ("remote_rm_url=http://localhost", "OpenRLHF's remote_rm_url is rewards here (a list: [{model: FOLDER}]"),
         ("reward_pretrain=rm", "OpenRLHF's reward_pretrain is rewards here (a list: [{model: FOLDER}]"),
         # others
@@ -1307,7 +1307,9 @@ def test_the_meaning_of_a_preset_is_pinned():
     parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "verl-otb", "openrlhf-group-norm"}
     parity |= {
         "openrlhf-reinforce",
+        "openrlhf-reinforce-clipped",
         "areal-decoupled",
+        "areal-decoupled-clipped",
         "trl-dpo",
         "trl-ipo",
         "openrlhf-ipo",
