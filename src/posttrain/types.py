@@ -454,6 +454,9 @@ class Outputs:
     top1_BT: Tensor | None = None
     """Whether the token is the most likely one at its position. Without gradient."""
 
+    def __post_init__(self) -> None:
+        _widen(self)
+
     def each(self, change: Callable[[Tensor], Tensor]) -> Outputs:
         """Apply `change` to every tensor and return the new outputs."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -499,6 +502,7 @@ class Mismatched:
     def __post_init__(self) -> None:
         _make_bool(self, "completion_mask_BT")
         _require_shapes(self, self.completion_mask_BT)
+        _widen(self)
 
     def rows(self, index: Tensor) -> Mismatched:
         return Mismatched(
@@ -545,6 +549,7 @@ class Experience:
     def __post_init__(self) -> None:
         _make_bool(self, "completion_mask_BT", "scored_PG", "truncated_PG")
         _require_shapes(self, self.completion_mask_BT, self.rewards_PG)
+        _widen(self)
         _require_bounded("rewards_PG", self.rewards_PG, self.scored_PG, nan=False)
         _require_bounded("rewards_KPG", self.rewards_KPG, self.scored_PG)
         _require_bounded("token_rewards_BT", self.token_rewards_BT, self.scored_mask_BT, nan=False)
@@ -697,6 +702,7 @@ class Batch:
     def __post_init__(self) -> None:
         _make_bool(self, "completion_mask_BT", "truncated_B", "selected_BT", "kept_BT", "chosen_B", "labels_B")
         _require_shapes(self, self.completion_mask_BT)
+        _widen(self)
 
     @staticmethod
     def from_experience(experience: Experience, advantages_BT: Tensor | None = None) -> Batch:
@@ -916,6 +922,15 @@ def _make_bool(record: Any, *names: str) -> None:
                 kind = "1 (desirable) or 0 (undesirable) for each row" if name == "labels_B" else "1 or 0"
                 raise ValueError(f"{name} must be {kind}")
             object.__setattr__(record, name, x.bool())
+
+
+def _widen(record: Any) -> None:
+    """Convert numbers in less than float32 to float32, in which they are exact. Everything derived from them would
+    otherwise be rounded: between 1 and 2, bfloat16 has steps of 0.008, more than the bounds of some ratios (RULE 2)."""
+    for name in [each.name for each in fields(record)]:
+        x = getattr(record, name)
+        if isinstance(x, torch.Tensor) and x.is_floating_point() and x.element_size() < 4:
+            object.__setattr__(record, name, x.float())
 
 
 def _require_bounded(name: str, rewards: Tensor | None, scored: Tensor | bool = True, *, nan: bool = True) -> None:

@@ -267,6 +267,44 @@ def test_turns_of_one_token_are_the_tokens():
         assert whole.returns_BT is turns.returns_BT is None or torch.equal(whole.returns_BT, turns.returns_BT)
 
 
+KL_OF_TOKENS = {
+    "ppo": PPO(kl_coef=0.1),
+    "reinforce": REINFORCE(baseline="none", kl_coef=0.1),
+    "reinforce_plus_plus": ReinforcePlusPlus(kl_coef=0.1),
+    "remax": ReMax(kl_coef=0.1),
+    "composed without baseline": ComposedPolicyGradient(
+        baseline="none", normalisation="none", kl="reward", aggregation="token_mean", kl_coef=0.1
+    ),
+    "composed with critic": ComposedPolicyGradient(
+        baseline="critic", normalisation="none", kl="reward", aggregation="token_mean", kl_coef=0.1
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KL_OF_TOKENS)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_the_kl_of_a_turn_is_the_sum_over_its_tokens_or_is_refused(name: str, estimator: str):
+    """As a reward of each token that the environment gave, it is summed over the turn for certain."""
+    algorithm = KL_OF_TOKENS[name]
+    if hasattr(algorithm, "kl_estimator"):
+        algorithm = replace(algorithm, kl_estimator=estimator)  # pyright: ignore[reportCallIssue]
+    elif estimator != "k1":
+        return
+    if estimator != "k1":
+        with pytest.raises(ConfigError, match=f"has the KL {estimator} of each token in its reward"):
+            credited(algorithm)
+        assert no_turns_for(replace(algorithm, kl_coef=0.0)) is None  # pyright: ignore[reportCallIssue]
+        return
+    random = torch.Generator().manual_seed(0)
+    old_BT, ref_BT, values_BT = torch.randn(3, *MASK.shape, generator=random, dtype=torch.float64).unbind()
+    more = {"values_BT": values_BT, "greedy_rewards_P": torch.zeros(1, dtype=torch.float64)}
+    given = replace(PAID, old_logprobs_BT=old_BT, ref_logprobs_BT=ref_BT, **more)
+    assert PAID.token_rewards_BT is not None
+    paid = replace(PAID, token_rewards_BT=PAID.token_rewards_BT - 0.1 * (old_BT - ref_BT) * MASK, **more)
+    without = replace(algorithm, kl_coef=0.0)  # pyright: ignore[reportCallIssue]
+    torch.testing.assert_close(credited(algorithm, given).advantages_BT, credited(without, paid).advantages_BT)
+
+
 def test_the_kl_of_a_turn_is_that_of_its_tokens():
     """A turn has two tokens, 0.1 and 0.3 above the reference. With a KL weight of 2, its reward is 1 - 0.8."""
     mask_BT = torch.tensor([[True, True]])

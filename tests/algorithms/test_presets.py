@@ -1,5 +1,6 @@
 """Presets that carry a run over from another library reproduce that library's numbers through the config."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from torch import Tensor
 from posttrain import presets
 from posttrain.algorithms import Algorithm, PolicyGradient, SimPO
 from posttrain.config import PRESETS, load_config
+from posttrain.errors import ConfigError
 from posttrain.types import Batch, Experience, count_totals
 
 
@@ -61,6 +63,25 @@ GROUP_NORMALISED = {
     ],
 }
 GROUP_NORMALISED["trl-dapo"] = GROUP_NORMALISED["trl-grpo"]
+
+
+@catalogue("name", [name for name in PRESETS if PRESETS[name].get("algorithm", {}).get("trust_region") == "clip"])
+@pytest.mark.parametrize("change", ["trust_region=soft_gate", "trust_region=none", "kl=none"])
+def test_what_a_preset_sets_and_a_change_leaves_unread_can_be_set_to_null(name: str, change: str):
+    """The line that the error asks to remove is in the preset, so that only null removes it."""
+    choice, _, option = change.partition("=")
+    settings: dict[str, str | None] = {choice: option}
+    for _ in range(6):
+        try:
+            named(name, **settings)
+            return
+        except ConfigError as error:
+            (unread,) = re.findall(
+                r"policy_gradient\.(\w+) = (?s:.*) none of the chosen (?s:.*) set it to null if a preset sets it",
+                str(error),
+            )
+            settings[unread] = None
+    pytest.fail(f"{settings} still leave something unread")
 
 
 @catalogue("name", GROUP_NORMALISED)
@@ -181,6 +202,20 @@ def test_areal_decoupled_masks_what_is_above_5_and_keeps_its_place(t):
     loss, gradient_BT = learnt(t, preset("areal-decoupled"), replace(t.batch(), sampling_logprobs_BT=far_BT))
     assert loss == pytest.approx(-0.3475066601, rel=1e-8)
     assert gradient_BT[3, 0] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [("openrlhf-reinforce", 10.0), ("areal-decoupled", 20.0)], ids=lambda case: str(case)
+)
+@pytest.mark.parametrize("size", [1.0, 9.0, 15.0, 1000.0])
+def test_a_clipped_preset_is_the_other_one_on_clipped_rewards(name: str, bound: float, size: float):
+    """OpenRLHF and AReaL clip raw rewards by default, before anything is subtracted or divided."""
+    rewards_PG = torch.tensor([[1.0, -0.4, 0.3, 0.0], [-1.0, 0.1, 0.2, 0.5]], dtype=torch.float64) * size
+    clipped, plain = preset(f"{name}-clipped", kl_coef=0), preset(name, kl_coef=0)
+    torch.testing.assert_close(
+        advantages(clipped, rewards_PG), advantages(plain, rewards_PG.clamp(-bound, bound)), rtol=0, atol=0
+    )
+    assert torch.equal(advantages(clipped, rewards_PG), advantages(plain, rewards_PG)) == (size <= bound)
 
 
 PREFERENCE_LOSSES = {

@@ -689,7 +689,7 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("advantage_estimator=rloo", "OpenRLHF's advantage_estimator is algorithm.name here"),
         ("actor_learning_rate=1e-6", "OpenRLHF's actor_learning_rate is train.learning_rate here."),
         ("critic_learning_rate=9e-6", "OpenRLHF's critic_learning_rate is critic.learning_rate here."),
-        ("policy_loss_type=gspo", "a preset: openrlhf-group-norm or openrlhf-reinforce)."),
+        ("policy_loss_type=gspo", "a preset: openrlhf-group-norm or openrlhf-reinforce-clipped)."),
         ("remote_rm_url=http://localhost", "OpenRLHF's remote_rm_url is rewards here (a list: [{model: FOLDER}]"),
         ("reward_pretrain=rm", "OpenRLHF's reward_pretrain is rewards here (a list: [{model: FOLDER}]"),
         # others
@@ -756,6 +756,15 @@ def test_the_words_of_a_key_in_another_order_lead_to_it(key, data):
         ("discopop", "discopop_tau=0.1", "Set algorithm.tau = 0.1."),
         ("rpo", "rpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
         ("cpo", "cpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
+        ("mpo", "cpo_alpha=0.5", "Set algorithm.alpha = 0.5."),
+        (
+            "simpo",
+            "cpo_alpha=0.5",
+            "(a setting of rpo, dpop, cpo and mpo); here it means something else. Leave it out.",
+        ),
+        ("dpo", "rpo_alpha=0.5", "(a setting of rpo, dpop, cpo and mpo); here it means something else. Leave it out."),
+        ("dpo", "nll_loss_coef=0.5", "(a setting of rpo); here it means something else. Leave it out."),
+        ("ipo", "discopop_tau=0.5", "(a setting of discopop); here it means something else. Leave it out."),
         (
             "simpo",
             "simpo_gamma=1.5",
@@ -1298,7 +1307,9 @@ def test_the_meaning_of_a_preset_is_pinned():
     parity = {"trl-grpo", "trl-dapo", "trl-rloo", "verl-grpo", "verl-otb", "openrlhf-group-norm"}
     parity |= {
         "openrlhf-reinforce",
+        "openrlhf-reinforce-clipped",
         "areal-decoupled",
+        "areal-decoupled-clipped",
         "trl-dpo",
         "trl-ipo",
         "openrlhf-ipo",

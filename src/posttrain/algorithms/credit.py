@@ -74,6 +74,14 @@ class ByTurn:
         return turns.of_tokens(batch, algorithm.to_batch(turns.as_tokens(), state))
 
 
+def _kl_of_tokens(algorithm: PolicyGradient) -> str:
+    """Return the estimator of the KL in the rewards of tokens; k1 if there is no such KL, or if there is no choice."""
+    if not (algorithm.reads_token_rewards and algorithm.kl_in_reward and "reference" in algorithm.needs):
+        return "k1"
+    chosen = getattr(algorithm, "values", {}).get("kl_estimator")
+    return chosen or getattr(algorithm, "kl_estimator", None) or "k1"
+
+
 def no_turns_for(algorithm: Algorithm) -> ConfigError | None:
     """Return the reason why turns cannot have their own advantages under this algorithm; None if they can."""
     others = "grpo, rloo, dapo, ppo or reinforce_plus_plus, for example"
@@ -93,6 +101,12 @@ def no_turns_for(algorithm: Algorithm) -> ConfigError | None:
         return refused(f"needs inputs that turns do not have: {', '.join(sorted(unknown))}")
     if algorithm.reads_token_rewards and algorithm.looks_at_lengths:
         return refused("penalises completions by their length in tokens, but a turn counts as one token")
+    if (estimator := _kl_of_tokens(algorithm)) != "k1":
+        return refused(
+            f"has the KL {estimator} of each token in its reward, but a turn counts as one token",
+            "kl_estimator = k1, whose sum over the tokens of a turn is that of the turn, or kl_coef = 0",
+            "Set kl_estimator = k1.",
+        )
     if algorithm.correct_from is not None:
         return refused("distinguishes correct answers, but a turn is not an answer")
     if not algorithm.reads_token_rewards and algorithm.kl_in_reward and "reference" in algorithm.needs:

@@ -30,7 +30,7 @@ class PassAtK(PolicyGradient):
 
     k: Count = 4
     """Number of answers of which at least one should be correct; less than sampling.group_size. 1 is GRPO with rewards
-    of right or wrong."""
+    of right or wrong, the population's standard deviation and the mean over tokens."""
     correct_at: Finite = 1.0
     """Reward from which a completion counts as correct. Every other completion counts as wrong."""
     clip_low: NonNegative = 0.2

@@ -42,6 +42,13 @@ class Ours:
     """True if the value can be used unchanged."""
     values: Mapping[Any, Any] = field(default_factory=dict)
     """Their value -> our value, where the names differ. null: as if the setting were not given."""
+    beside: str = ""
+    """Another setting of ours that an algorithm has if `key` means this there; empty if it means the same everywhere.
+    """
+
+    def fits(self, own: Collection[str]) -> bool:
+        """Return false if `own`, the settings of the chosen algorithm, has the key with another meaning."""
+        return not self.beside or self.beside in own or self.key not in own
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def entry_of(project: str, path: str) -> Entry | None:
     return next((e for part in parts for beginning, e in peers()[FAMILIES].items() if part.startswith(beginning)), None)
 
 
-ENTRY_KEYS = frozenset({"nothing", "by_algorithm", "is", "near", "note", "values", "as", "if"})
+ENTRY_KEYS = frozenset({"nothing", "by_algorithm", "is", "near", "note", "values", "beside", "as", "if"})
 """Keys of an entry of names.yaml and forms.yaml. forms.yaml alone uses `as` and `if`."""
 
 
@@ -144,7 +151,8 @@ def read_entry(told: str | Mapping[str, Any]) -> Entry:
         return Nothing(told["nothing"])
     if "by_algorithm" in told:
         return ByAlgorithm(told["by_algorithm"])
-    return Ours(told.get("is") or told["near"], told.get("note", ""), "is" in told, told.get("values", {}))
+    key, note = told.get("is") or told["near"], told.get("note", "")
+    return Ours(key, note, "is" in told, told.get("values", {}), told.get("beside", ""))
 
 
 def foreign_names() -> dict[str, Mapping[str, Entry]]:
@@ -221,6 +229,8 @@ def _say(name: str, found: list[tuple[str, Entry]], value: str, own: Collection[
             return Hint(f"{subject} depends on the algorithm: {entry}. Write it next to algorithm.name.")
         entry = chosen
     note = f" ({entry.note})" if entry.note else ""
+    if not entry.fits(own):
+        return Hint(f"{subject} is {entry.key} of other algorithms{note}; here it means something else. Leave it out.")
     action = f" Set {entry.key} = {value}." if entry.same_value else ""
     return Hint(f"{subject} is {entry.key} here{note}.{action}", entry.key)
 

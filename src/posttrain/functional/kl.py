@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from posttrain.functional.masks import at_least_float32
 from posttrain.functional.ratios import MAX_LOG_RATIO, token_ratio
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ MAX_K3 = 10.0
 
 def k1(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:
     """delta = log policy - log reference: unbiased under the policy; can be negative."""
-    return logprobs_BT - ref_logprobs_BT
+    return at_least_float32(logprobs_BT) - at_least_float32(ref_logprobs_BT)
 
 
 def k2(logprobs_BT: Tensor, ref_logprobs_BT: Tensor) -> Tensor:

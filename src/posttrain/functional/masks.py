@@ -49,6 +49,11 @@ def last_token(mask_BT: Tensor) -> Tensor:
     return mask_BT & (tokens_after_BT == 1)
 
 
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return numbers in less than float32 as float32, and others unchanged (RULE 2)."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 def masked(x_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """`x` where the mask is True or 1, else exactly 0, even if x is nan or infinite there (`nan * 0` would be nan)."""
     return torch.where(mask_BT.bool(), x_BT, torch.zeros((), dtype=x_BT.dtype, device=x_BT.device))

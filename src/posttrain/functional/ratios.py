@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from posttrain.functional.masks import masked
+from posttrain.functional.masks import at_least_float32, masked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,8 +21,14 @@ def log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
     None for the old policy means that the batch is consumed in this one update. The policy is then its own old policy:
     the ratio has value 1 and carries the plain policy gradient (RULE 6).
     """
-    anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
-    return (logprobs_BT - anchor_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    return _difference(logprobs_BT, old_logprobs_BT).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+
+
+def _difference(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
+    """Return the log-ratio in float32, or in float64 if both are (RULE 2)."""
+    logprobs_BT = at_least_float32(logprobs_BT)
+    anchor_BT = logprobs_BT if old_logprobs_BT is None else old_logprobs_BT
+    return logprobs_BT - at_least_float32(anchor_BT).detach()
 
 
 def token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
@@ -32,8 +38,7 @@ def token_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None) -> Tensor:
 
 def sequence_log_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:
     """`[B, 1]`: l = log(policy / old policy) of a whole completion, not clamped: for losses that never take `exp`."""
-    anchor_BT = logprobs_BT.detach() if old_logprobs_BT is None else old_logprobs_BT.detach()
-    return masked(logprobs_BT - anchor_BT, mask_BT).sum(dim=-1, keepdim=True)
+    return masked(_difference(logprobs_BT, old_logprobs_BT), mask_BT).sum(dim=-1, keepdim=True)
 
 
 def sequence_product_ratio(logprobs_BT: Tensor, old_logprobs_BT: Tensor | None, mask_BT: Tensor) -> Tensor:

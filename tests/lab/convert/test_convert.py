@@ -6,11 +6,13 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from posttrain.cli import run
@@ -19,9 +21,10 @@ from posttrain.config.names import ENTRY_KEYS, Ours, all_names, entry_of, read_e
 from posttrain.errors import ConfigError
 from posttrain.lab.convert import convert
 from posttrain.lab.convert.meaning import meaning_of
-from posttrain.lab.convert.page import moving_pages
+from posttrain.lab.convert.page import _choice, moving_pages
 from posttrain.lab.convert.records import FORMS, Given, Unread
 from posttrain.lab.convert.sources import read_source
+from posttrain.types import Experience, count_totals
 
 HERE = Path(__file__).parent
 FILES = sorted([*(HERE / "trl").iterdir(), *(HERE / "verl").iterdir()])
@@ -208,6 +211,8 @@ def test_what_trl_does_by_default_is_what_is_done_here(verb, form, tmp_path):
         entry = all_names("TRL").get(name)
         if not isinstance(entry, Ours) or not entry.same_value or theirs is None or name in OURS_ALONE:
             continue
+        if not entry.fits([f"algorithm.{own}" for own in config.algorithm.settings]):
+            continue
         section = entry.key.partition(".")[0]
         if section == "algorithm" and entry.key.partition(".")[2] not in config.algorithm.settings:
             continue
@@ -260,11 +265,114 @@ LOSSES = [
 
 @pytest.mark.parametrize(("verb", "loss"), LOSSES)
 def test_every_loss_of_trl_loads(verb, loss, tmp_path):
-    beside = {"epsilon_high": 5.0} if loss == "cispo" else {}
+    beside = {"cispo": {"epsilon_high": 5.0}, "simpo": {"cpo_alpha": 0.0}}.get(loss, {})
     given = loss.split("+") if "+" in loss else loss
     conversion = as_yaml(tmp_path, verb, loss_type=given, **beside)
     assert conversion.open == ()
     settings(conversion, tmp_path)
+
+
+# A name that means something else for another algorithm: verb, what the file gives, and the key that it must not set.
+ELSEWHERE = [
+    ("cpo", {"loss_type": "simpo"}, "cpo_alpha", "alpha"),
+    ("cpo", {"loss_type": "simpo", "cpo_alpha": 0.3}, "cpo_alpha", "alpha"),
+    ("cpo", {"loss_type": "sigmoid", "alpha": 0.25}, "alpha", "alpha"),
+    ("dpo", {"loss_type": "sigmoid", "rpo_alpha": 0.3}, "rpo_alpha", "alpha"),
+    ("dpo", {"loss_type": ["sft"], "f_alpha_divergence_coef": 0.7}, "f_alpha_divergence_coef", "alpha"),
+    ("dpo", {"loss_type": "ipo", "discopop_tau": 0.7}, "discopop_tau", "tau"),
+]
+
+
+@pytest.mark.parametrize(("verb", "given", "name", "key"), ELSEWHERE)
+def test_a_term_that_the_loss_does_not_have_here_is_left_to_the_user(verb, given, name, key, tmp_path):
+    """TRL's simpo adds the likelihood with the weight cpo_alpha, by default 1. simpo's own alpha is AlphaPO's shape."""
+    conversion = as_yaml(tmp_path, verb, **given)
+    assert len(conversion.open) == 1
+    assert name in conversion.open[0]
+    assert "has no such term" in conversion.open[0]
+    config = settings(conversion, tmp_path)
+    assert at(config.algorithm, key) != given.get(name, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("verb", "given", "name", "value"),
+    [
+        ("cpo", {"loss_type": "simpo", "cpo_alpha": 0, "alpha": 0.25}, "alpha", 0.25),
+        ("cpo", {"loss_type": "simpo", "cpo_alpha": 0.0, "alpha": 0.0}, "alpha", 0.0),
+        ("cpo", {"loss_type": "sigmoid", "cpo_alpha": 0.5, "alpha": 0.0}, "alpha", 0.5),
+        ("dpo", {"f_divergence_type": "alpha_divergence", "f_alpha_divergence_coef": 0.7}, "alpha", 0.7),
+        ("dpo", {"loss_type": "discopop", "discopop_tau": 0.7}, "tau", 0.7),
+    ],
+)
+def test_a_term_that_the_loss_has_here_is_taken_over(verb, given, name, value, tmp_path):
+    conversion = as_yaml(tmp_path, verb, **given)
+    assert conversion.open == ()
+    assert at(settings(conversion, tmp_path).algorithm, name) == value
+
+
+def test_an_entry_with_another_meaning_elsewhere_is_guarded():
+    """Each name of a setting that several algorithms have with different descriptions says which of them is meant."""
+    meant = {name: entry for project in ("TRL", "OpenRLHF") for name, entry in all_names(project).items()}
+    guarded = {name for name, entry in meant.items() if isinstance(entry, Ours) and entry.beside}
+    assert guarded >= {"cpo_alpha", "rpo_alpha", "nll_loss_coef", "alpha", "f_alpha_divergence_coef", "discopop_tau"}
+    for name, entry in meant.items():
+        if isinstance(entry, Ours) and entry.key in ("algorithm.alpha", "algorithm.tau"):
+            assert entry.beside, name
+
+
+def gamma_weights(advantages_B1, log_ratio_BT, engine_BT):
+    """Return TRL's weights of VESPO: k and lambda by the sign of the advantage, q with the engine's weight."""
+    log_q_B1 = (log_ratio_BT + engine_BT).sum(dim=-1, keepdim=True).clamp(math.log(1e-8), 20)
+    k_B1, decay_B1 = (torch.where(advantages_B1 >= 0, *pair) for pair in ((2.0, 3.0), (3.0, 2.0)))
+    return (decay_B1 + k_B1 * log_q_B1 - decay_B1 * log_q_B1.exp()).exp()
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("engine", [0.0, 0.05])
+def test_vespo_has_trls_weights_off_policy(seed, engine, tmp_path):
+    """The weight is a function of the whole completion's ratio to the sampler, and not of each token's."""
+    random = torch.Generator().manual_seed(seed)
+    old_BT, sampling_BT, logprobs_BT = (
+        -1.5 + size * torch.randn(8, 12, generator=random, dtype=torch.float64) for size in (0.0, engine, 0.1)
+    )
+    algorithm = settings(as_yaml(tmp_path, "grpo", loss_type="vespo"), tmp_path).algorithm.build()
+    experience = Experience.from_rewards(
+        torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 1.0, 1.0]], dtype=torch.float64),
+        completion_mask_BT=torch.ones(8, 12, dtype=torch.bool),
+        old_logprobs_BT=old_BT,
+        sampling_logprobs_BT=sampling_BT,
+    )
+    batch, logprobs_BT = algorithm.to_batch(experience), logprobs_BT.requires_grad_()
+    loss, _ = algorithm.loss(logprobs_BT, batch, count_totals(batch))
+    (gradient_BT,) = torch.autograd.grad(loss, logprobs_BT)
+    weights_B1 = gamma_weights(batch.advantages_BT[:, :1], logprobs_BT.detach() - old_BT, old_BT - sampling_BT)
+    torch.testing.assert_close(-gradient_BT * 96 / batch.advantages_BT, weights_B1.expand(8, 12))
+
+
+@pytest.mark.parametrize("extra", [{}, {"scale_rewards": "none"}, {"scale_rewards": "batch"}])
+def test_rewards_that_are_normalised_separately_load(extra, tmp_path):
+    """TRL does not read scale_rewards then, in whatever order the file gives them."""
+    conversion = as_yaml(tmp_path, "grpo", multi_objective_aggregation="normalize_then_sum", **extra)
+    assert conversion.open == ()
+    algorithm = settings(conversion, tmp_path).algorithm
+    assert (algorithm.normalisation, algorithm.std_epsilon, algorithm.population) == ("per_reward", 1e-4, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "noted"),
+    [
+        ({"importance_sampling_level": "sequence", "beta": 0.04}, "the gradient of the KL differs"),
+        ({"importance_sampling_level": "sequence"}, ""),
+        ({"importance_sampling_level": "token", "beta": 0.04}, ""),
+        ({"top_entropy_quantile": 0.2, "entropy_coef": 0.01}, "over the kept tokens only"),
+        ({"top_entropy_quantile": 0.2}, ""),
+        ({"top_entropy_quantile": 1.0, "entropy_coef": 0.01}, ""),
+    ],
+)
+def test_settings_that_mean_something_else_together_are_noted(given, noted, tmp_path):
+    notes = as_yaml(tmp_path, "grpo", **given).notes
+    assert len(notes) == bool(noted)
+    assert all(noted in note for note in notes)
 
 
 @pytest.mark.parametrize("estimator", FORMS["verl"]["main_ppo"]["choice"]["algorithm.adv_estimator"])
@@ -468,6 +576,38 @@ def test_the_verb_answers_with_one_object(capsys):
 @pytest.mark.parametrize(("name", "text"), moving_pages().items())
 def test_a_page_of_docs_moving_is_what_the_tables_say(name, text):
     assert (HERE.parents[2] / "docs" / "moving" / name).read_text(encoding="utf-8") == text
+
+
+def typed_by_hand():
+    """Yield each cell of the tables, as settings that one would type, beside the settings that the form implies."""
+    for project in ("TRL", "verl"):
+        for form, told in FORMS[project].items():
+            base = dict(told.get("sets", {}))
+            for values in told.get("choice", {}).values():
+                base |= {"preset": base.get("preset") or next(iter(values.values())).get("preset")}
+                for value, ours in values.items():
+                    yield f"{form} {value}", ({} if "algorithm.name" in ours else base) | typed(_choice(ours)), ours
+            for entry in told.get("settings", {}).values() if base.get("preset") else ():
+                if isinstance(entry, dict) and {*entry} == {"values"}:
+                    for value, ours in entry["values"].items():
+                        yield f"{form} {value}", base | typed(_choice(ours)), ours
+
+
+def typed(cell):
+    return {key: yaml.safe_load(value) for key, value in re.findall(r"`([\w.]+): (.*?)`", cell)}
+
+
+@pytest.mark.parametrize(("tree", "ours"), [pytest.param(*rest, id=name) for name, *rest in typed_by_hand()])
+def test_the_settings_of_a_page_can_be_typed_by_hand(tree, ours):
+    """They load, and they include each null, without which a value of the preset would stay."""
+    assert (
+        tree.items() >= {key: value for key, value in ours.items() if key not in ("with", "defaults", "note")}.items()
+    )
+    whole = {"model": "a/model", "data": {"train": "a/dataset"}, "rewards": [{"name": "math"}], "train": {"steps": 1}}
+    preset = {"preset": tree["preset"]} if tree.get("preset") else {}
+    overrides = {key: value for key, value in tree.items() if key != "preset"}
+    if tree.get("algorithm.name") or preset:
+        load_config(whole | preset, overrides)
 
 
 @pytest.mark.parametrize("cut", [{"nothing": "One", "two": None}, {"near": "x", "note": "One", "and two": None}])

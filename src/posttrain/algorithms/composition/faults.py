@@ -89,7 +89,7 @@ FAULTS = (
         ),
         "max_ratio clip_low clip_high",
         "one absolute bound, max_ratio, or relative bounds, clip_low and clip_high",
-        "Leave max_ratio out, or leave clip_low and clip_high out.",
+        "Leave max_ratio out, or leave clip_low and clip_high out; set to null what a preset sets.",
     ),
 )
 
@@ -108,7 +108,8 @@ def refuse(algorithm: ComposedPolicyGradient, chosen: Chosen) -> None:
             raise ConfigError(
                 given=f"policy_gradient.{field.name} = {value}, which none of the chosen options reads",
                 allowed=", ".join(read),
-                fix=f"Remove it, or choose an option that reads it: {readers(field.name)}.",
+                fix=f"Remove it, or set it to null if a preset sets it; or choose an option that reads it: "
+                f"{readers(field.name)}.",
             )
 
 

@@ -76,6 +76,7 @@ class _Translation:
                 self._take(name, given, self._entry(name), sizes)
         for part in self.source.parts:
             self._part(part)
+        self._together()
         self._rewards()
         settings = self.meaning.settings
         if all(settings.get(f"reference.{part}") == settings.get(f"model.{part}") for part in ("path", "revision")):
@@ -214,9 +215,17 @@ class _Translation:
             return self._note(name, given, f"its counterpart is {told.key}{f' ({told.note})' if told.note else ''}")
         if not self._exists(told.key):
             return self._note(name, given, f"{self.algorithm} has no such setting")
+        if not told.fits(self.own):
+            return self._of_others(name, given, told) if value else None
         if told.key in CADENCES:
             return self._cadence(name, replace(given, value=value), told, sizes)
         return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
+
+    def _of_others(self, name: str, given: Given, told: Ours) -> None:
+        """Leave a term of the loss to the user that the chosen algorithm does not have."""
+        default = "" if given.line else f"by default it is {show(given.value)} in {self.source.project}, but "
+        other = f"{self.algorithm} has no such term, and its {told.key} is not the one meant ({told.note})"
+        self._open(name, given, f"{default}{other}; choose another algorithm, or train without the term")
 
     def _cadence(self, name: str, given: Given, told: Ours, sizes: Sizes | None) -> None:
         """Convert a number of steps to our steps. A value below 1 is a share of all steps."""
@@ -237,6 +246,14 @@ class _Translation:
         """Is a setting true? `name` is its full name or the last part of it."""
         told = (given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}"))
         return any(bool(value) and not isinstance(value, Unread) for value in told)
+
+    def _together(self) -> None:
+        """Add notes on pairs of settings that mean something else together."""
+        for told in self.form.get("together", ()):
+            given = self.given.get(told["of"], Given(None))
+            off = isinstance(given.value, Unread) or given.value in (None, *told["unless"])
+            if not off and self._holds(told["beside"]):
+                self._note(told["of"], given, told["note"])
 
     def _part(self, part: str) -> None:
         """Translate a LoraConfig, a separate record with its own names and defaults."""

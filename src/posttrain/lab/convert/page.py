@@ -36,17 +36,21 @@ def _page(project: str) -> str:
 
 
 def _form(name: str, form: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the meaning of one kind of config: its algorithms, its defaults, and what always differs."""
+    """Yield the meaning of one kind of config: its algorithms, its defaults, and what differs."""
     if name == LORA:
         return
     yield f"## `{name}`"
     if sets := form.get("sets"):
         yield "It stands for " + ", ".join(f"`{key}: {show(value)}`" for key, value in sets.items()) + "."
     for setting, values in form.get("choice", {}).items():
-        yield _table((f"`{setting}`", "here"), [(f"`{value}`", _choice(told)) for value, told in values.items()])
+        yield _table(
+            (f"`{setting}`", "here"), [(f"`{value}`", _choice(told) or "as it is") for value, told in values.items()]
+        )
     special = [(f"`{key}`", text) for key, told in form.get("settings", {}).items() if (text := _special(told))]
     if special:
         yield _table(("setting", "here"), special)
+    if together := form.get("together"):
+        yield "Together:\n\n" + "\n".join(f"- `{one['of']}` with `{one['beside']}`: {one['note']}." for one in together)
     if differs := form.get("differs"):
         yield "Always different:\n\n" + "\n".join(f"- {line}" for line in differs)
     silent = {key: value for key, value in form.get("defaults", {}).items() if value is not None}
@@ -55,7 +59,7 @@ def _form(name: str, form: Mapping[str, Any]) -> Iterator[str]:
 
 def _choice(told: Mapping[str, Any]) -> str:
     aside = ("with", "defaults", "note")
-    settings = {key: value for key, value in told.items() if key not in aside and value is not None}
+    settings = {key: value for key, value in told.items() if key not in aside}
     text = ", ".join(f"`{key}: {show(value)}`" for key, value in settings.items()) or told.get("note", "")
     return f"{text}; {told['note']}" if settings and "note" in told else text
 
