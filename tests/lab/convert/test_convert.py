@@ -322,6 +322,103 @@ def test_passes_need_the_number_of_rows(tmp_path):
     assert settings(convert(path, form="sft", rows=800), tmp_path).train.steps == 200
 
 
+SIZED = "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet actor_rollout_ref.rollout.n=4"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "missing"),
+    [
+        ("trl dpo --max_steps 5", "per_device_train_batch_size", ["prompts_per_step"]),
+        ("trl sft --max_steps 5", "gradient_accumulation_steps", ["prompts_per_step"]),
+        ("trl kto", "per_device_train_batch_size", ["prompts_per_step", "steps"]),
+        ("trl dpo", "num_train_epochs", ["steps"]),
+        ("trl reward", "max_steps", ["steps"]),
+        ("trl grpo --max_steps 5", "per_device_train_batch_size", ["prompts_per_step", "minibatches", "steps"]),
+        ("trl grpo --max_steps 5", "steps_per_generation", ["prompts_per_step", "minibatches", "steps"]),
+        ("trl grpo --max_steps 5", "num_generations", ["prompts_per_step", "steps"]),
+        ("trl rloo --max_steps 5", "num_iterations", ["epochs", "steps"]),
+        ("trl ppo --total_episodes 64", "num_mini_batches", ["minibatches", "steps"]),
+        (f"python -m main_ppo {SIZED} trainer.total_epochs=1", "data.train_batch_size",
+         ["prompts_per_step", "minibatches", "steps"]),
+        (f"python -m main_ppo {SIZED} trainer.total_training_steps=5", "data.train_batch_size",
+         ["prompts_per_step", "minibatches"]),
+        (f"python -m main_ppo {SIZED} trainer.total_training_steps=5", "actor_rollout_ref.actor.ppo_mini_batch_size",
+         ["minibatches"]),
+        (f"python -m main_ppo {SIZED} trainer.total_training_steps=5", "actor_rollout_ref.actor.ppo_epochs",
+         ["epochs"]),
+        (f"python -m main_ppo {SIZED}", "trainer.total_epochs", ["steps"]),
+    ],
+)  # fmt: skip
+def test_a_size_that_only_a_run_tells_is_asked_for_and_not_written(command, name, missing, tmp_path):
+    path = tmp_path / "run.sh"
+    option = f"{name}=$1" if "main_ppo" in command else f"--{name} $1"
+    path.write_text(f"{command} {option}\n")
+    conversion = convert(path, rows=ROWS)
+    whole = {"prompts_per_step", "minibatches", "epochs", "steps"}
+    assert not {*missing} & {*conversion.settings["train"]}
+    told = " ".join(conversion.open)
+    assert f"{name} = $1" in told
+    assert {key for key in whole if f"train.{key} " in told or f"train.{key}." in told} == {*missing}
+
+
+def test_passes_that_only_a_run_tells_are_a_note_if_the_steps_are_given(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text("trl dpo --max_steps 5 --num_train_epochs $1 --model_name_or_path m --dataset_name d\n")
+    conversion = convert(path)
+    assert (conversion.open, conversion.settings["train"]["steps"]) == ((), 5)
+    assert any("num_train_epochs = $1" in note for note in conversion.notes)
+
+
+@pytest.mark.parametrize(
+    ("share", "updates", "steps"), [(0.1, 1, 10), (0.1, 2, 5), (0.25, 4, 7), (0.001, 2, 1), (0.07, 1, 7)]
+)
+def test_a_share_of_the_steps_is_not_divided_by_the_updates_of_a_step(share, updates, steps, tmp_path):
+    given = {"warmup_steps": share, "save_steps": share, "num_iterations": updates, "max_steps": 100}
+    config = settings(as_yaml(tmp_path, "grpo", **given), tmp_path)
+    assert config.train.steps == 100 // updates
+    assert (config.train.warmup_steps, config.checkpoint.every) == (steps, steps)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("verb", ["dpo", "grpo", "sft"])
+def test_adapters_keep_their_settings_in_any_order(verb, order, tmp_path):
+    given = [("use_peft", True), ("lora_r", 64), ("lora_alpha", 128), ("lora_target_modules", ["q_proj"])][::order]
+    config = settings(as_yaml(tmp_path, verb, **dict(given)), tmp_path)
+    assert [at(config, f"lora.{key}") for key in ("rank", "alpha", "target_modules")] == [64, 128, ["q_proj"]]
+    assert at(settings(as_yaml(tmp_path, verb, use_peft=True), tmp_path), "lora.rank") == 16
+
+
+# --- settings of other models -----------------------------------------------------------------------------------------
+
+OTHERS = [
+    f"{section}.{name}={value}"
+    for section in ("critic", "reward_model", "reward.reward_model", "reward", "distillation", "distillation.teacher")
+    for name, value in (
+        ("optim.lr", 0.1), ("optim.lr_warmup_steps", 50), ("optim.weight_decay", 0.5), ("optim.lr_scheduler_type", "x"),
+        ("model.enable_gradient_checkpointing", False), ("ppo_max_token_len_per_gpu", 7), ("rollout.n", 9),
+        ("forward_max_token_len_per_gpu", 7), ("rollout.prompt_length", 7), ("rollout.response_length", 7),
+        ("rollout.temperature", 0.1), ("ppo_epochs", 3), ("grad_clip", 3.0),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_setting_of_another_model_is_not_the_policys(other, estimator, tmp_path):
+    path = tmp_path / "run.sh"
+    told = []
+    for extra in ("", other):
+        path.write_text(
+            f"python -m main_ppo {SIZED} algorithm.adv_estimator={estimator} trainer.total_training_steps=5 {extra}\n"
+        )
+        told.append(convert(path))
+    before, after = ({k: v for k, v in one.settings.items() if k != "critic"} for one in told)
+    assert before == after
+    name = other.partition("=")[0]
+    taken = told[0].settings.get("critic") != told[1].settings.get("critic")
+    assert taken or any(f"{name} = " in note for note in told[1].notes)
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """

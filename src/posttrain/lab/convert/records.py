@@ -50,8 +50,8 @@ class Source:
     """(line, a remark on something there that is not a setting)."""
     to_do: list[tuple[int, str]] = field(default_factory=list)
     """(line, a task to do before the config can be used)."""
-    devices: int = 1
-    """Number of processes that the command starts."""
+    devices: int | Unread = 1
+    """Number of processes that the command starts. Unread holds the reason why the file does not tell it."""
 
 
 def form_of(verb: str) -> str | None:
