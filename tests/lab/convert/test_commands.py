@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from posttrain.errors import ConfigError
+from posttrain.lab.convert import convert
 from posttrain.lab.convert.records import Unread
 from posttrain.lab.convert.shell import commands
 from posttrain.lab.convert.sources import read_source
@@ -134,6 +135,62 @@ def test_options_of_trl_take_arrays_and_leave_out_the_arguments_of_the_script(tm
 def test_a_config_file_of_trl_is_said(given, tmp_path):
     source = read(tmp_path, f"trl dpo {given} --beta 0.2\n")
     assert source.to_do == [(1, "--config mine.yaml was not read: add its settings")]
+
+
+@pytest.mark.parametrize(
+    ("starts", "verb", "devices"),
+    [
+        ("trl dpo", "", 1),
+        ("trl dpo --num_processes 4", "", 4),
+        ("trl dpo --num_processes $N", "", None),
+        ("trl dpo --accelerate_config fsdp2", "", None),
+        ("python dpo.py", "", 1),
+        ("python3.11 -u scripts/dpo.py", "", 1),
+        ("uv run dpo.py", "", 1),
+        ("./dpo.py", "", 1),
+        ("CUDA_VISIBLE_DEVICES=0 python dpo.py", "", 1),
+        ("srun python dpo.py", "", None),
+        ("accelerate launch dpo.py", "", None),
+        ("accelerate launch --num_processes 8 train_dpo.py", "dpo", 8),
+        ("accelerate launch --num-processes=8 run.py", "dpo", 8),
+        ("accelerate launch --num_processes $N dpo.py", "", None),
+        ("accelerate launch --config_file zero3.yaml dpo.py", "", None),
+        ("accelerate launch --config_file configs/grpo.yaml --num_processes 8 examples/dpo.py", "", 8),
+        ("accelerate launch --num_machines 2 --num_processes 16 dpo.py", "", 16),
+        ("deepspeed --num_gpus=8 dpo.py", "", 8),
+        ("deepspeed --num_gpus 8 --num_nodes 2 dpo.py", "", 16),
+        ("deepspeed dpo.py", "", None),
+        ("torchrun dpo.py", "", 1),
+        ("torchrun --nnodes 4 --nproc_per_node 8 dpo.py", "", 32),
+        ("torchrun --nnodes $N --nproc-per-node 8 dpo.py", "", None),
+        ("torchrun --nproc_per_node gpu dpo.py", "", None),
+        ("python -m torch.distributed.run --nproc_per_node 2 dpo.py", "", 2),
+    ],
+)
+def test_the_options_and_the_processes_of_a_command_are_told_apart(starts, verb, devices, tmp_path):
+    options = "--per_device_train_batch_size 4 --beta 0.3 --output_dir runs/dpo --config_of x.py"
+    source = read(tmp_path, f"{starts} {options}\n", verb)
+    given = {"per_device_train_batch_size": 4, "beta": 0.3, "output_dir": "runs/dpo", "config_of": "x.py"}
+    assert {name: value for name, value in told(source).items() if name != "accelerate_config"} == given
+    assert source.form == "DPOConfig"
+    assert isinstance(source.devices, Unread) if devices is None else source.devices == devices
+
+
+@pytest.mark.parametrize("starts", ["accelerate launch dpo.py", "srun python dpo.py", "deepspeed dpo.py"])
+def test_a_number_of_processes_that_the_file_does_not_tell_is_asked_for(starts, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(f"{starts} --model_name_or_path m --dataset_name d --max_steps 5\n")
+    asked, told_ = convert(path), convert(path, devices=2)
+    assert ["give --devices N" in text for text in asked.open] == [True]
+    assert "prompts_per_step" not in asked.settings["train"]
+    assert (told_.open, told_.settings["train"]["prompts_per_step"]) == ((), 16)
+
+
+@pytest.mark.parametrize("verb", ["", "dpo"])
+def test_a_file_without_a_command_says_what_helps(verb, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, "./train --beta 0.2\n", verb)
+    assert ("--as" in str(error.value)) == (not verb)
 
 
 @pytest.mark.parametrize(

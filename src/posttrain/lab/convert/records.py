@@ -59,9 +59,8 @@ def form_of(verb: str) -> str | None:
     return VERBS.get(verb.lower().replace("-", "_"))
 
 
-def nothing_found(path: Path, looked_for: str) -> ConfigError:
-    return ConfigError(
-        given=f"{path} holds no known config",
-        allowed=looked_for,
-        fix=f"Say what the file trains: posttrain convert {path} --as {'|'.join(VERBS)}.",
-    )
+def nothing_found(path: Path, looked_for: str, verb: str = "") -> ConfigError:
+    """Return the error for a file without a config. `verb` is what --as already says."""
+    say = f"Say what the file trains: posttrain convert {path} --as {'|'.join(VERBS)}."
+    write = "Write the settings into a YAML file, one a line, under the names of the other library."
+    return ConfigError(given=f"{path} holds no known config", allowed=looked_for, fix=write if verb else say)

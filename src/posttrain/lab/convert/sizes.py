@@ -85,7 +85,7 @@ def given(get: Get, devices: int) -> Sizes:
     """Convert TRL's losses on given rows or pairs, and those that sample one group per row."""
     origin = f"{get(BATCHES[0])} per device * {get(BATCHES[1])} accumulated * {devices} device(s)"
     rows = get(BATCHES[0]) * get(BATCHES[1]) * devices
-    used = dict.fromkeys(BATCHES[:2], PROMPTS) | LENGTHS
+    used: dict[str, tuple[str, ...]] = {**dict.fromkeys(BATCHES[:2], PROMPTS), **LENGTHS}
     return Sizes(prompts=Fraction(rows), origin=origin, **_length(get), counts_ours=True, used=used)
 
 
