@@ -196,12 +196,16 @@ class _Translation:
     def _take(self, name: str, given: Given, told: Any, sizes: Sizes | None) -> None:
         if given.value is None or name in ("reward_funcs", "reward_weights"):
             return None
+        if isinstance(given.value, dict) and any(isinstance(part, Unread) for part in given.value.values()):
+            given = replace(given, value=Unread(", ".join(f"{key}: {part}" for key, part in given.value.items())))
         if told is None:
             return self._note(name, given, "posttrain does not know it")
         if isinstance(told, Mapping) and {*told} == {"nothing"}:
             told = read_entry(told)
         if isinstance(given.value, Unread) and not isinstance(told, Nothing):
-            key = told if isinstance(told, str) else told.key if isinstance(told, Ours) else "its counterpart"
+            entry = told.under(self.own) if isinstance(told, ByAlgorithm) else told
+            name_of = entry.get("is", "its counterpart") if isinstance(entry, Mapping) else "its counterpart"
+            key = entry if isinstance(entry, str) else entry.key if isinstance(entry, Ours) else name_of
             return self._open(name, given, f"its value is known only when the script runs; set {key} yourself")
         if isinstance(told, Mapping):
             if "if" in told and not self._holds(told["if"]):
