@@ -126,6 +126,7 @@ EXPECTED = {
     "reinforce_plus_plus.sh": {},
 }  # fmt: skip
 LEFT = {
+    "sft.yaml": ["line 5, packing = true: TRL's batch counts packed sequences"],
     "ppo_sentiment.py": ["rewards is empty"],
     "grpo_dr.py": ["line 8: the script changes the rows (map)"],
     "rloo.py": [
@@ -386,6 +387,161 @@ def test_adapters_keep_their_settings_in_any_order(verb, order, tmp_path):
     config = settings(as_yaml(tmp_path, verb, **dict(given)), tmp_path)
     assert [at(config, f"lora.{key}") for key in ("rank", "alpha", "target_modules")] == [64, 128, ["q_proj"]]
     assert at(settings(as_yaml(tmp_path, verb, use_peft=True), tmp_path), "lora.rank") == 16
+
+
+# --- settings that depend on another one -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("verb", "given", "ours"),
+    [
+        ("dpo", {"warmup_ratio": 0.1, "warmup_steps": 0}, {"train.warmup_steps": 10}),
+        ("dpo", {"warmup_ratio": 0.1, "warmup_steps": 7}, {"train.warmup_steps": 7}),
+        ("dpo", {"warmup_ratio": 0.0, "warmup_steps": 7}, {"train.warmup_steps": 7}),
+        ("dpo", {"warmup_ratio": 0.1}, {"train.warmup_steps": 10}),
+        ("dpo", {"save_strategy": "no", "save_steps": 30}, {"checkpoint.every": 0}),
+        ("dpo", {"save_strategy": False, "save_steps": 30}, {"checkpoint.every": 0}),
+        ("dpo", {"save_strategy": "steps", "save_steps": 30}, {"checkpoint.every": 30}),
+        ("dpo", {"save_steps": 30}, {"checkpoint.every": 30}),
+        ("dpo", {"eval_steps": 5}, {"evaluation.every": 0}),
+        ("dpo", {"eval_steps": 5, "eval_strategy": "no"}, {"evaluation.every": 0}),
+        ("dpo", {"eval_steps": 5, "eval_strategy": False}, {"evaluation.every": 0}),
+        ("dpo", {"eval_steps": 5, "eval_strategy": "steps"}, {"evaluation.every": 5}),
+        ("dpo", {"use_peft": True}, {"lora.rank": 16, "lora.alpha": 32, "lora.dropout": 0.05}),
+        ("sft", {"use_peft": True, "lora_dropout": 0.0}, {"lora.dropout": 0.0}),
+        ("sft", {"use_peft": False, "lora_r": 4}, {"lora": None}),
+        ("dpo", {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.5]},
+         {"algorithm.dpo_weight": 0.8, "algorithm.bco_weight": 0.2, "algorithm.alpha": 1.5}),
+        ("grpo", {"reward_funcs": ["get_soft_overlong_punishment"]},
+         {"rewards.0.name": "soft_overlong", "rewards.0.settings": {"max_length": 1280, "buffer": 256}}),
+        ("sft", {"packing": False}, {"train.prompts_per_step": 8}),
+    ],
+)  # fmt: skip
+def test_settings_of_trl_that_depend_on_each_other(verb, given, ours, order, tmp_path):
+    conversion = as_yaml(tmp_path, verb, max_steps=100, **dict([*given.items()][::order]))
+    config = settings(conversion, tmp_path)
+    assert {key: at(config, key) for key in ours} == ours
+    assert conversion.open == ()
+
+
+def test_the_defaults_of_adapters_are_trls(tmp_path):
+    lora = settings(as_yaml(tmp_path, "dpo", use_peft=True), tmp_path).lora
+    theirs = TOLD["ModelConfig"]
+    assert [at(lora, name) for name in ("rank", "alpha", "dropout")] == [
+        theirs[f"lora_{name}"] for name in ("r", "alpha", "dropout")
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["no", "'no'", "No", "steps"])
+def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
+    path = tmp_path / "run.sh"
+    given = f"--save_strategy {strategy} --save_steps 30 --eval_strategy {strategy} --eval_steps 5"
+    path.write_text(f"trl dpo --model_name_or_path m --dataset_name d --max_steps 9 {given}\n")
+    config = settings(convert(path), tmp_path)
+    assert (config.checkpoint.every, config.evaluation.every) == ((30, 5) if strategy == "steps" else (0, 0))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("optim.lr_warmup_steps=10 optim.lr_warmup_steps_ratio=0.5", {"train.warmup_steps": 10}),
+        ("optim.lr_warmup_steps=10 optim.lr_warmup_steps_ratio=0.0", {"train.warmup_steps": 10}),
+        ("optim.lr_warmup_steps=0 optim.lr_warmup_steps_ratio=0.5", {"train.warmup_steps": 50}),
+        ("optim.lr_warmup_steps=-1 optim.lr_warmup_steps_ratio=0.5", {"train.warmup_steps": 50}),
+        ("data.val_batch_size=64", {"evaluation.prompts": 256}),
+        ("data.val_max_samples=-1", {"evaluation.prompts": 256}),
+        ("data.val_max_samples=64", {"evaluation.prompts": 64}),
+        ("model.lora_rank=32", {"lora.rank": 32, "lora.alpha": 16}),
+        ("model.lora_rank=32 model.lora_alpha=64", {"lora.rank": 32, "lora.alpha": 64}),
+        ("model.lora_rank=0", {"lora": None}),
+        ("critic.model.lora_rank=32", {"lora": None}),
+        ("actor.use_kl_loss=True algorithm.use_kl_in_reward=False", {"algorithm.kl_coef": 0.001}),
+        ("actor.use_kl_loss=False algorithm.use_kl_in_reward=True", {"algorithm.kl": "reward"}),
+    ],
+)
+def test_settings_of_verl_that_depend_on_each_other(given, ours, order, tmp_path):
+    conversion = of_verl(tmp_path, given.split()[::order])
+    config = settings(conversion, tmp_path)
+    assert {key: at(config, key) for key in ours} == ours
+    assert conversion.open == ()
+
+
+def of_verl(tmp_path, words, files="gsm8k.parquet"):
+    """Convert a command of verl. Names without a section are the policy's."""
+    sections = {"optim": "actor_rollout_ref.actor.", "model": "actor_rollout_ref.", "actor": "actor_rollout_ref."}
+    named = [f"{sections.get(word.partition('.')[0], '')}{word}" for word in words]
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python -m main_ppo actor_rollout_ref.model.path=m actor_rollout_ref.rollout.n=4 "
+        f'trainer.total_training_steps=100 algorithm.adv_estimator=grpo data.train_files="{files}" {" ".join(named)}\n'
+    )
+    return convert(path)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        *[(f"actor.policy_loss.loss_mode={mode}", "loss_mode") for mode in ("gpg", "clip_cov", "geo_mean", "$MODE")],
+        ("actor.loss_agg_mode=strange", "loss_agg_mode"),
+        ("actor.use_kl_loss=True algorithm.use_kl_in_reward=True", "algorithm.kl chooses one"),
+        ("algorithm.use_kl_in_reward=True actor.use_kl_loss=True", "algorithm.kl chooses one"),
+    ],
+)
+def test_a_loss_of_verl_without_a_counterpart_is_asked_for(word, told, tmp_path):
+    (left,) = of_verl(tmp_path, word.split()).open
+    assert told in left
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"packing": True}, "set train.prompts_per_step and train.steps"),
+        ({"loss_type": "strange"}, "loss_type = strange"),
+    ],
+)
+def test_a_setting_of_sft_without_a_counterpart_is_asked_for(given, told, tmp_path):
+    assert any(told in text for text in as_yaml(tmp_path, "sft", **given).open)
+
+
+@pytest.mark.parametrize(
+    ("files", "reward"),
+    [
+        ("a/gsm8k.parquet", "gsm8k"),
+        ("['a/gsm8k.parquet', 'b/gsm8k.parquet']", "gsm8k"),
+        ("a/dapo-math.parquet", "math"),
+        ("['a/math.parquet', 'a/aime.parquet']", "math"),
+        ("['a/gsm8k.parquet', 'a/math.parquet']", None),
+        ("['a/math.parquet', 'a/gsm8k.parquet']", None),
+        ("a/gsm8k_and_math.parquet", None),
+    ],
+)
+def test_files_that_need_several_rewards_are_asked_for(files, reward, tmp_path):
+    conversion = of_verl(tmp_path, [], files)
+    assert conversion.settings.get("rewards") == ([{"name": reward}] if reward else [])
+    assert any(text.startswith("rewards: verl scores each row") for text in conversion.open) == (reward is None)
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("${trainer.project_name}", "p"),
+        ("runs/${trainer.project_name}/${trainer.experiment_name}", "runs/p/e"),
+        ("${oc.env:MODEL}", Unread("${oc.env:MODEL}")),
+        ("${oc.env:MODEL,a}", Unread("${oc.env:MODEL,a}")),
+        ("runs/${oc.env:MODEL}", Unread("runs/${oc.env:MODEL}")),
+        ("runs/${trainer.missing}/${trainer.project_name}", Unread("runs/${trainer.missing}/${trainer.project_name}")),
+        ("runs/${trainer.default_local_dir}", Unread("runs/${trainer.default_local_dir}")),
+        (["a/${trainer.project_name}", "b"], ["a/p", "b"]),
+        (["a/${oc.env:X}", "b"], Unread("['a/${oc.env:X}', 'b']")),
+    ],
+)
+def test_references_in_yaml_are_filled_in_or_unread(value, read, tmp_path):
+    path = tmp_path / "ppo.yaml"
+    trainer = {"project_name": "p", "experiment_name": "e", "default_local_dir": value}
+    path.write_text(yaml.safe_dump({"data": {}, "algorithm": {"adv_estimator": "grpo"}, "trainer": trainer}))
+    assert read_source(path).settings["trainer.default_local_dir"].value == read
 
 
 # --- settings of other models -----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ one kind of config, and with the arithmetic of sizes.py."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -209,7 +210,13 @@ class _Translation:
             return self._open(name, given, f"its value is known only when the script runs; set {key} yourself")
         if isinstance(told, Mapping):
             if "if" in told and not self._holds(told["if"]):
-                return self._note(name, given, f"{self.source.project} reads it only together with {told['if']}")
+                needed = str(told["if"]).strip("{}").replace("'", "")
+                return self._note(name, given, f"{self.source.project} reads it only together with {needed}")
+            if "unless" in told and self._is_positive(told["unless"]):
+                if "open" not in told:
+                    return self._note(name, given, f"{self.source.project} reads it only without {told['unless']}")
+                if given.value:
+                    return self._open(name, given, told["open"])
             if "as" in told or ("values" in told and not {"is", "near"} & {*told}):
                 return self._special(name, given, told)
             told = read_entry(told)
@@ -225,9 +232,11 @@ class _Translation:
             settings = dict(told["values"][given.value])
             if note := settings.pop("note", ""):
                 self._open(name, given, note)
+        elif "nothing" in told:
+            return self._note(name, given, told["nothing"])
         else:
-            reason = told.get("nothing", f"has no counterpart here; {', '.join(map(str, told['values']))} have one")
-            return self._note(name, given, reason)
+            allowed = f"has no counterpart here; {', '.join(map(str, told['values']))} have one"
+            return self._open(name, given, told.get("open", allowed))
         strange = [key for key in settings if not self._exists(key)]
         if strange:
             return self._note(name, given, f"{self.algorithm} has no setting {', '.join(strange)}")
@@ -276,10 +285,16 @@ class _Translation:
     def _exists(self, key: str) -> bool:
         return not key.startswith("algorithm.") or key in self.own or key.startswith("algorithm.correction.")
 
-    def _holds(self, name: str) -> bool:
-        """Is a setting true? `name` is its full name or the last part of it."""
-        told = (given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}"))
-        return any(bool(value) and not isinstance(value, Unread) for value in told)
+    def _holds(self, told: str | Mapping[str, Any]) -> bool:
+        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}."""
+        name, expected = (told, None) if isinstance(told, str) else next(iter(told.items()))
+        values = [given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}")]
+        known = [value for value in values if not isinstance(value, Unread)]
+        return any(bool(value) if expected is None else value == expected for value in known)
+
+    def _is_positive(self, name: str) -> bool:
+        value = self.given.get(name, Given(None)).value
+        return isinstance(value, (int, float)) and value > 0
 
     def _part(self, part: str) -> None:
         """Translate a LoraConfig, a separate record with its own names and defaults."""
@@ -322,9 +337,12 @@ class _Translation:
             )
             return
         files = str(self.meaning.settings.get("data.train", "")).lower()
-        found = next((reward for name, reward in FORMS["rewards"]["verl"].items() if name in files), None)
-        if found is not None:
-            yield {"name": found}
+        found = sorted({reward for name, reward in FORMS["rewards"]["verl"].items() if name in files})
+        if len(found) > 1:
+            told = f"verl scores each row by its data_source, and the files may need several: {', '.join(found)}"
+            self.meaning.open.append(f"rewards: {told}; name one, or write a function that chooses.")
+        elif found:
+            yield {"name": found[0]}
             self.meaning.comments["rewards.0.name"] = "verl scores each row by its data_source"
 
     # --- messages ---
@@ -367,6 +385,8 @@ def _filled(pattern: Any, value: Any) -> Any:
         return {key: _filled(inner, value) for key, inner in pattern.items()}
     if pattern == PLACEHOLDER:
         return value
+    if (part := re.fullmatch(rf"{PLACEHOLDER}\.(\d)", str(pattern))) and isinstance(value, (list, tuple)):
+        return value[int(part[1])] if len(value) > int(part[1]) else None
     return pattern.replace(PLACEHOLDER, str(value)) if isinstance(pattern, str) else pattern
 
 
