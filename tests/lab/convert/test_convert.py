@@ -523,6 +523,15 @@ def test_files_that_need_several_rewards_are_asked_for(files, reward, tmp_path):
     assert any(text.startswith("rewards: verl scores each row") for text in conversion.open) == (reward is None)
 
 
+@pytest.mark.parametrize("section", ["reward_model", "reward.reward_model"])
+def test_a_reward_model_of_verl_beside_a_function_is_asked_for(section, tmp_path):
+    words = [f"{section}.enable=True", f"{section}.model.path=R", "custom_reward_function.path=r.py"]
+    assert of_verl(tmp_path, words[:2]).settings["rewards"] == [{"model": "R"}]
+    conversion = of_verl(tmp_path, words)
+    assert conversion.settings["rewards"] == [{"model": "R"}, {"function": "r.py:compute_score"}]
+    assert any("write a function of ours that calls verl's" in text for text in conversion.open)
+
+
 @pytest.mark.parametrize(
     ("value", "read"),
     [
@@ -634,12 +643,14 @@ def test_a_file_without_a_config_is_refused(name, text, said, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "project"),
     [
+        ("dpo.sh", "read -r -d '' commands <<EOF\nopenrlhf.cli.train_dpo --beta 0.1\nEOF\ndeepspeed --module $commands",
+         "OpenRLHF"),
         ("run.sh", "deepspeed --module openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-0.6B", "OpenRLHF"),
         ("train.py", "from openrlhf.trainer import DPOTrainer\n", "OpenRLHF"),
         ("gsm8k_grpo.yaml", "allocation_mode: sglang:d4+d4\nactor: {path: Qwen/Qwen3-0.6B}\n", "AReaL"),
         ("rl.sh", "python3 -m areal.launcher.local examples/math/gsm8k_rl.py", "AReaL"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("verb", ["", "grpo"])
 def test_files_of_other_libraries_are_not_taken_for_trl(name, text, project, verb, tmp_path):
     (tmp_path / name).write_text(text)

@@ -312,8 +312,9 @@ class _Translation:
             rewards = [entry | {"weight": weight} for entry, weight in zip(rewards, weights.value, strict=True)]
         if rewards:
             self.meaning.settings["rewards"] = rewards
-        if self.source.project != TRL and not self.meaning.settings.get("rewards"):
-            self.meaning.settings["rewards"] = list(self._verl_rewards())
+        if self.source.project != TRL:
+            models = self.meaning.settings.get("rewards", [])
+            self.meaning.settings["rewards"] = [*models, *self._verl_rewards(alone=not models)]
 
     def _reward(self, entry: Any, given: Given) -> dict[str, Any] | None:
         if isinstance(entry, Unread):
@@ -327,7 +328,7 @@ class _Translation:
             return {"model": entry}
         return dict(known or told)
 
-    def _verl_rewards(self) -> Iterator[dict[str, Any]]:
+    def _verl_rewards(self, *, alone: bool) -> Iterator[dict[str, Any]]:
         told = {name.rpartition("custom_reward_function.")[2]: given.value for name, given in self.given.items()}
         if isinstance(told.get("path"), str):
             yield {"function": f"{told['path']}:{told.get('name') or 'compute_score'}"}
@@ -338,6 +339,8 @@ class _Translation:
             return
         files = str(self.meaning.settings.get("data.train", "")).lower()
         found = sorted({reward for name, reward in FORMS["rewards"]["verl"].items() if name in files})
+        if not alone:  # a reward model scores all rows
+            return
         if len(found) > 1:
             told = f"verl scores each row by its data_source, and the files may need several: {', '.join(found)}"
             self.meaning.open.append(f"rewards: {told}; name one, or write a function that chooses.")

@@ -45,7 +45,7 @@ def _read(path: Path, verb: str) -> Source:
 
 
 _OTHERS = {
-    "OpenRLHF": r"^\s*(from|import)\s+openrlhf\b|(-m|--module)\s+openrlhf\.",
+    "OpenRLHF": r"^\s*(from|import)\s+openrlhf\b|(-m|--module)\s+openrlhf\.|\bopenrlhf\.cli\.",
     "AReaL": r"^\s*(from|import)\s+areal\b|-m\s+areal\.|^(allocation_mode|gconfig):",
 }
 """Libraries whose files are not read -> a sign of them."""
