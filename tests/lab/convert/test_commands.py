@@ -282,6 +282,8 @@ def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path):
         ("LR=1\nf() {\n  run $LR\n}\nLR=2\nf", "$LR"),
         ("f() {\n  LR=1\n  run ${LR:-3}\n}", "${LR:-3}"),
         ("source env.sh\nrun ${LR:-3}", "${LR:-3}"),
+        ('A=(1 2)\nf() {\n  run "${A[@]}"\n}\nA=(3)\nf', "${A[@]}"),
+        ('A=(1 2)\nsource env.sh\nrun "${A[@]}"', "${A[@]}"),
         ("f() {\n  run 1\n}\nLR=2\nrun $LR", "2"),
     ],
 )

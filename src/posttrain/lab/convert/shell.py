@@ -61,10 +61,7 @@ def commands(text: str) -> Iterator[list[Word]]:
     any variable, such as `source`. In a heredoc, the values are those of the script around it, as bash expands them.
     """
     shell = _Shell()
-    bodies: list[re.Match[str]] = [
-        found for found in _HEREDOC.finditer(text) if not re.search(r"^\s*#|\(\(", _line_before(found))
-    ]
-    blank = text
+    bodies, blank = [found for found in _HEREDOC.finditer(text) if _is_one(found)], text
     for found in bodies:
         start, end = found.start(3), found.end()
         blank = blank[:start] + re.sub(r"[^\n]", " ", blank[start:end]) + blank[end:]
@@ -77,8 +74,10 @@ def commands(text: str) -> Iterator[list[Word]]:
             yield from _in_heredoc(bodies.pop(0), shell)
 
 
-def _line_before(found: re.Match[str]) -> str:
-    return found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
+def _is_one(heredoc: re.Match[str]) -> bool:
+    """Is `<<` neither in a comment nor in arithmetic?"""
+    before = heredoc.string[: heredoc.start()].rpartition("\n")[2]
+    return re.search(r"^\s*#|\(\(", before) is None
 
 
 def _in_heredoc(found: re.Match[str], shell: _Shell) -> Iterator[list[Word]]:
@@ -240,7 +239,8 @@ class _Shell:
 
     def expanded(self, word: _Raw) -> list[Word]:
         """Expand a word. Arrays, and variables without quotes, may become several words."""
-        if len(word.pieces) == 1 and word.pieces[0][0] in ("name", "double") and word.elements is None:
+        simple = len(word.pieces) == 1 and word.pieces[0][0] in ("name", "double") and word.elements is None
+        if simple and not self.body:
             found = _ARRAY.fullmatch(word.pieces[0][1])
             array = self.arrays.get(found[1] or found[2] or found[3]) if found else None
             if array is not None:

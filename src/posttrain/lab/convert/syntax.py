@@ -272,9 +272,9 @@ def _owner(node: ast.expr) -> ast.expr:
     """Return `a` for `a.b["c"]` and for `vars(a)`."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         node = node.value
-    return (
-        _owner(node.args[0]) if isinstance(node, ast.Call) and ast.unparse(node.func) == "vars" and node.args else node
-    )
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) == "vars":
+        return _owner(node.args[0])
+    return node
 
 
 def _changes_its_owner(value: ast.expr | None) -> TypeGuard[ast.Call]:
