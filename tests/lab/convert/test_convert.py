@@ -457,10 +457,12 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
         ("model.lora_rank=32 model.lora_alpha=64", {"lora.rank": 32, "lora.alpha": 64}),
         ("model.lora_rank=0", {"lora": None}),
         ("critic.model.lora_rank=32", {"lora": None}),
+        ("algorithm.adv_estimator=gae critic.model.lora_rank=8 critic.model.lora_alpha=4 model.lora_rank=2",
+         {"critic.rank": 8, "critic.alpha": 4, "lora.rank": 2, "lora.alpha": 16}),
         ("actor.use_kl_loss=True algorithm.use_kl_in_reward=False", {"algorithm.kl_coef": 0.001}),
         ("actor.use_kl_loss=False algorithm.use_kl_in_reward=True", {"algorithm.kl": "reward"}),
     ],
-)
+)  # fmt: skip
 def test_settings_of_verl_that_depend_on_each_other(given, ours, order, tmp_path):
     conversion = of_verl(tmp_path, given.split()[::order])
     config = settings(conversion, tmp_path)
