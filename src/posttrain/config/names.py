@@ -137,8 +137,10 @@ def entry_of(project: str, path: str) -> Entry | None:
     return next((e for part in parts for beginning, e in peers()[FAMILIES].items() if part.startswith(beginning)), None)
 
 
-ENTRY_KEYS = frozenset({"nothing", "by_algorithm", "is", "near", "note", "values", "beside", "as", "if"})
-"""Keys of an entry of names.yaml and forms.yaml. forms.yaml alone uses `as` and `if`."""
+ENTRY_KEYS = frozenset(
+    {"nothing", "by_algorithm", "is", "near", "note", "values", "beside", "as", "if", "unless", "open"}
+)
+"""Keys of an entry of names.yaml and forms.yaml. forms.yaml alone uses `as`, `if`, `unless` and `open`."""
 
 
 def read_entry(told: str | Mapping[str, Any]) -> Entry:

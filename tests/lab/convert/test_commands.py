@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import re
+import shutil
+import subprocess
+
 import pytest
 
 from posttrain.errors import ConfigError
+from posttrain.lab.convert import convert
 from posttrain.lab.convert.records import Unread
 from posttrain.lab.convert.shell import commands
 from posttrain.lab.convert.sources import read_source
@@ -137,6 +143,62 @@ def test_a_config_file_of_trl_is_said(given, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("starts", "verb", "devices"),
+    [
+        ("trl dpo", "", 1),
+        ("trl dpo --num_processes 4", "", 4),
+        ("trl dpo --num_processes $N", "", None),
+        ("trl dpo --accelerate_config fsdp2", "", None),
+        ("python dpo.py", "", 1),
+        ("python3.11 -u scripts/dpo.py", "", 1),
+        ("uv run dpo.py", "", 1),
+        ("./dpo.py", "", 1),
+        ("CUDA_VISIBLE_DEVICES=0 python dpo.py", "", 1),
+        ("srun python dpo.py", "", None),
+        ("accelerate launch dpo.py", "", None),
+        ("accelerate launch --num_processes 8 train_dpo.py", "dpo", 8),
+        ("accelerate launch --num-processes=8 run.py", "dpo", 8),
+        ("accelerate launch --num_processes $N dpo.py", "", None),
+        ("accelerate launch --config_file zero3.yaml dpo.py", "", None),
+        ("accelerate launch --config_file configs/grpo.yaml --num_processes 8 examples/dpo.py", "", 8),
+        ("accelerate launch --num_machines 2 --num_processes 16 dpo.py", "", 16),
+        ("deepspeed --num_gpus=8 dpo.py", "", 8),
+        ("deepspeed --num_gpus 8 --num_nodes 2 dpo.py", "", 16),
+        ("deepspeed dpo.py", "", None),
+        ("torchrun dpo.py", "", 1),
+        ("torchrun --nnodes 4 --nproc_per_node 8 dpo.py", "", 32),
+        ("torchrun --nnodes $N --nproc-per-node 8 dpo.py", "", None),
+        ("torchrun --nproc_per_node gpu dpo.py", "", None),
+        ("python -m torch.distributed.run --nproc_per_node 2 dpo.py", "", 2),
+    ],
+)
+def test_the_options_and_the_processes_of_a_command_are_told_apart(starts, verb, devices, tmp_path):
+    options = "--per_device_train_batch_size 4 --beta 0.3 --output_dir runs/dpo --config_of x.py"
+    source = read(tmp_path, f"{starts} {options}\n", verb)
+    given = {"per_device_train_batch_size": 4, "beta": 0.3, "output_dir": "runs/dpo", "config_of": "x.py"}
+    assert {name: value for name, value in told(source).items() if name != "accelerate_config"} == given
+    assert source.form == "DPOConfig"
+    assert isinstance(source.devices, Unread) if devices is None else source.devices == devices
+
+
+@pytest.mark.parametrize("starts", ["accelerate launch dpo.py", "srun python dpo.py", "deepspeed dpo.py"])
+def test_a_number_of_processes_that_the_file_does_not_tell_is_asked_for(starts, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(f"{starts} --model_name_or_path m --dataset_name d --max_steps 5\n")
+    asked, told_ = convert(path), convert(path, devices=2)
+    assert ["give --devices N" in text for text in asked.open] == [True]
+    assert "prompts_per_step" not in asked.settings["train"]
+    assert (told_.open, told_.settings["train"]["prompts_per_step"]) == ((), 16)
+
+
+@pytest.mark.parametrize("verb", ["", "dpo"])
+def test_a_file_without_a_command_says_what_helps(verb, tmp_path):
+    with pytest.raises(ConfigError) as error:
+        read(tmp_path, "./train --beta 0.2\n", verb)
+    assert ("--as" in str(error.value)) == (not verb)
+
+
+@pytest.mark.parametrize(
     ("text", "rate"),
     [
         ("grep -q big conf.txt && LR=2", "${LR}"),
@@ -162,6 +224,79 @@ def test_a_variable_that_may_have_another_value_keeps_its_name(text, rate):
     assert [word.text for word in last] == ["trl", "grpo", "--learning_rate", rate]
 
 
+SNIPPETS = [
+    "LR=2", "LR=3; BS=4", "export LR=5", "LR+=6", "LR=$BS", "LR=${BS:-7}", "LR=${LR:-8}", "LR=${NO:-${BS}}",
+    'LR=${NO:-"${BS}"}', 'LR="${NO:-"${BS}"}"', "LR=${BS-9}", "BS=", "LR=", "LR=$((BS * 2))", "LR=$((2 * 3 * 4))",
+    "LR=$((${BS} + 1))", 'LR="$((BS - 1))"', "LR=$((2 + 3 * 4))", "LR=$((010 * 2))", "LR=$((0x10 + 1))",
+    "BS=1+1; LR=$((BS * 2))", "LR=$((7 / 2))", "LR=9 true", "LR=9 BS=8 true $LR", "LR=9 :", "unset LR",
+    "printf -v LR 9", "read -r LR <<< 9", "read -r LR BS <<< '1 2'", "mapfile -t LR <<< 9", "let LR=9", "((LR = 9))",
+    "eval LR=9", ". ./env.sh", "source ./env.sh", ": ${LR:=9}", ": ${NO:=9}", "LR=${NO:-1}", "(LR=9)",
+    "(LR=9; LR=8)", "{ LR=9; }", "true && LR=9", "false && LR=9", "false || LR=9", "true || { LR=9; BS=8; }",
+    "false || { BS=8; LR=9; }", "if true; then LR=9; fi", "for LR in 8 9; do :; done", "case a in a) LR=9;; esac",
+    "set_rate() { LR=9; }", "set_rate() {\n  LR=9\n}\nset_rate", "function set_rate {\n  LR=9\n}\nset_rate",
+    "set_rate () {\n  BS=9\n}\nLR=1; set_rate; LR=$BS", "set_rate() { LR=9; }\nif true; then set_rate; fi",
+    "bash <<EOF\nLR=9\nEOF", "cat <<'EOF' > /dev/null\nLR=9\nEOF", "cat <<-EOF > /dev/null\nLR=9\n\tEOF",
+    "cat << EOF > /dev/null\nit's \"\nEOF", "set -e", "set -- 9", "LR=$1", "LR='$BS'", 'LR="$BS$BS"', "LR=\\$BS",
+    'LR="\\$BS"', "LR=$(echo 9)", "LR=`echo 9`", "while false; do LR=9; done", "shopt -s expand_aliases",
+]  # fmt: skip
+PROBES = ["$LR", "${LR}", "${LR:-x}", "${LR-x}", "${NO:-$LR}", "$BS", "$((LR * 2))", "$LR$BS", '${NO:-"${LR}"}', "$NO"]
+
+
+def scripts(count):
+    """Yield scripts that set variables in several ways, one after the other."""
+    chosen = random.Random(7)
+    for place in range(count):
+        parts = [SNIPPETS[place % len(SNIPPETS)], *chosen.choices(SNIPPETS, k=2)]
+        chosen.shuffle(parts)
+        yield "LR=1\nBS=3\n" + "\n".join(parts)
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing")
+def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path):
+    """Bash itself runs the scripts here; convert never does."""
+    (tmp_path / "env.sh").write_text("LR=11\nBS=12\nNO=13\n")
+    texts, known = list(scripts(6 * len(SNIPPETS))), 0
+    probes = " ".join(f'"{probe}"' for probe in PROBES)
+    told_ = [f"(\n{text}\nprintf '<%s>' {probes}\n) 2>/dev/null\necho" for text in texts]
+    ran = subprocess.run(["bash", "-c", "\n".join(told_)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    for text, line in zip(texts, ran.stdout.split("\n"), strict=False):
+        for number, (probe, given) in enumerate(zip(PROBES, re.findall(r"<(.*?)>", line), strict=False)):
+            *_, last = commands(f'{text}\nrun "{probe}"\n')
+            found = " ".join(word.text for word in last[1:])
+            known += "$" not in found and "`" not in found
+            assert found == given or "$" in found or "`" in found, (text, probe, number)
+    assert known > len(texts)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate"),
+    [
+        ("LR=2\nbash <<EOF\nLR=3\nrun $LR\nEOF", "2"),
+        ("LR=2\nbash <<'EOF'\nLR=3\nrun $LR\nEOF", "$LR"),
+        ("LR=2\nbash <<\\EOF\nrun $LR\nEOF", "$LR"),
+        ("LR=2\nbash <<EOF\nrun \\$LR\nEOF", "$LR"),
+        ('LR=2\nbash <<EOF\nrun "\\$LR"\nEOF', "$LR"),
+        ("LR=2\ncat > job.slurm <<EOF\n#SBATCH -N 1\nrun $LR\nEOF\nLR=3\nsbatch job.slurm", "2"),
+        ("LR=2\ncat > job.slurm <<EOF\nexport LR=3\nLR=4 run $LR\nEOF", "2"),
+        ("f() {\nrun $LR\n}\nLR=2\nf", "$LR"),
+        ("LR=1\nf() {\n  run $LR\n}\nLR=2\nf", "$LR"),
+        ("f() {\n  LR=1\n  run ${LR:-3}\n}", "${LR:-3}"),
+        ("source env.sh\nrun ${LR:-3}", "${LR:-3}"),
+        ('A=(1 2)\nf() {\n  run "${A[@]}"\n}\nA=(3)\nf', "${A[@]}"),
+        ('A=(1 2)\nsource env.sh\nrun "${A[@]}"', "${A[@]}"),
+        ("f() {\n  run 1\n}\nLR=2\nrun $LR", "2"),
+    ],
+)
+def test_values_in_heredocs_and_functions(text, rate):
+    *_, last = (command for command in commands(text) if command[0].text == "run")
+    assert last[-1].text == rate
+
+
+def test_lines_in_a_heredoc_are_those_of_the_file():
+    words = [word for command in commands("A=1\ncat <<EOF\n\n# x\nrun $A \\\n  b\nEOF\nend\n") for word in command]
+    assert [(word.text, word.line) for word in words[2:]] == [("run", 5), ("1", 5), ("b", 6), ("end", 8)]
+
+
 @pytest.mark.parametrize("starts", ["sbatch", "bash", "ssh node bash"])
 def test_commands_that_a_shell_reads_from_a_heredoc_are_read(starts):
     found = [[word.text for word in command] for command in commands(f"LR=1\n{starts} <<EOF\nrun --lr $LR\nEOF\n")]
@@ -182,7 +317,9 @@ def test_a_file_that_starts_nothing_is_refused(text, tmp_path):
         ("a'b'\"c\"d '' \"\"", [["abcd", "", ""]]),
         ("a#b # c\nd", [["a#b"], ["d"]]),
         ("it's", [["it's"]]),
-        ('X=1 a ${X}b$X "$X c"', [["a", "1b1", "1 c"]]),
+        ('X=1; a ${X}b$X "$X c"', [["a", "1b1", "1 c"]]),
+        ('X=1\nX=2 a ${X}b$X "$X c"\nb $X', [["a", "1b1", "1 c"], ["b", "1"]]),
+        ('X=2 a $X "$X"', [["a", "${X}", "${X}"]]),
         ('E=\na $E b "$E"', [["a", "b", ""]]),
         ("a $(b; c (d)) `e f`", [["a", "$(b; c (d))", "`e f`"]]),
         ("X='b c'\na x${X}d", [["a", "xb", "cd"]]),

@@ -129,6 +129,7 @@ EXPECTED = {
     "reinforce_plus_plus.sh": {},
 }  # fmt: skip
 LEFT = {
+    "sft.yaml": ["line 5, packing = true: TRL's batch counts packed sequences"],
     "ppo_sentiment.py": ["rewards is empty"],
     "grpo_dr.py": ["line 8: the script changes the rows (map)"],
     "rloo.py": [
@@ -430,6 +431,269 @@ def test_passes_need_the_number_of_rows(tmp_path):
     assert settings(convert(path, form="sft", rows=800), tmp_path).train.steps == 200
 
 
+SIZED = "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet actor_rollout_ref.rollout.n=4"
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "missing"),
+    [
+        ("trl dpo --max_steps 5", "per_device_train_batch_size", ["prompts_per_step"]),
+        ("trl sft --max_steps 5", "gradient_accumulation_steps", ["prompts_per_step"]),
+        ("trl kto", "per_device_train_batch_size", ["prompts_per_step", "steps"]),
+        ("trl dpo", "num_train_epochs", ["steps"]),
+        ("trl reward", "max_steps", ["steps"]),
+        ("trl grpo --max_steps 5", "per_device_train_batch_size", ["prompts_per_step", "minibatches", "steps"]),
+        ("trl grpo --max_steps 5", "steps_per_generation", ["prompts_per_step", "minibatches", "steps"]),
+        ("trl grpo --max_steps 5", "num_generations", ["prompts_per_step", "steps"]),
+        ("trl rloo --max_steps 5", "num_iterations", ["epochs", "steps"]),
+        ("trl ppo --total_episodes 64", "num_mini_batches", ["minibatches", "steps"]),
+        (f"python -m main_ppo {SIZED} trainer.total_epochs=1", "data.train_batch_size",
+         ["prompts_per_step", "minibatches", "steps"]),
+        (f"python -m main_ppo {SIZED} trainer.total_training_steps=5", "data.train_batch_size",
+         ["prompts_per_step", "minibatches"]),
+        (f"python -m main_ppo {SIZED} trainer.total_training_steps=5", "actor_rollout_ref.actor.ppo_mini_batch_size",
+         ["minibatches"]),
+        (f"python -m main_ppo {SIZED} trainer.total_training_steps=5", "actor_rollout_ref.actor.ppo_epochs",
+         ["epochs"]),
+        (f"python -m main_ppo {SIZED}", "trainer.total_epochs", ["steps"]),
+    ],
+)  # fmt: skip
+def test_a_size_that_only_a_run_tells_is_asked_for_and_not_written(command, name, missing, tmp_path):
+    path = tmp_path / "run.sh"
+    option = f"{name}=$1" if "main_ppo" in command else f"--{name} $1"
+    path.write_text(f"{command} {option}\n")
+    conversion = convert(path, rows=ROWS)
+    whole = {"prompts_per_step", "minibatches", "epochs", "steps"}
+    assert not {*missing} & {*conversion.settings["train"]}
+    told = " ".join(conversion.open)
+    assert f"{name} = $1" in told
+    assert {key for key in whole if f"train.{key} " in told or f"train.{key}." in told} == {*missing}
+
+
+def test_passes_that_only_a_run_tells_are_a_note_if_the_steps_are_given(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text("trl dpo --max_steps 5 --num_train_epochs $1 --model_name_or_path m --dataset_name d\n")
+    conversion = convert(path)
+    assert (conversion.open, conversion.settings["train"]["steps"]) == ((), 5)
+    assert any("num_train_epochs = $1" in note for note in conversion.notes)
+
+
+@pytest.mark.parametrize(
+    ("share", "updates", "steps"), [(0.1, 1, 10), (0.1, 2, 5), (0.25, 4, 7), (0.001, 2, 1), (0.07, 1, 7)]
+)
+def test_a_share_of_the_steps_is_not_divided_by_the_updates_of_a_step(share, updates, steps, tmp_path):
+    given = {"warmup_steps": share, "save_steps": share, "num_iterations": updates, "max_steps": 100}
+    config = settings(as_yaml(tmp_path, "grpo", **given), tmp_path)
+    assert config.train.steps == 100 // updates
+    assert (config.train.warmup_steps, config.checkpoint.every) == (steps, steps)
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize("verb", ["dpo", "grpo", "sft"])
+def test_adapters_keep_their_settings_in_any_order(verb, order, tmp_path):
+    given = [("use_peft", True), ("lora_r", 64), ("lora_alpha", 128), ("lora_target_modules", ["q_proj"])][::order]
+    config = settings(as_yaml(tmp_path, verb, **dict(given)), tmp_path)
+    assert [at(config, f"lora.{key}") for key in ("rank", "alpha", "target_modules")] == [64, 128, ["q_proj"]]
+    assert at(settings(as_yaml(tmp_path, verb, use_peft=True), tmp_path), "lora.rank") == 16
+
+
+# --- settings that depend on another one -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("verb", "given", "ours"),
+    [
+        ("dpo", {"warmup_ratio": 0.1, "warmup_steps": 0}, {"train.warmup_steps": 10}),
+        ("dpo", {"warmup_ratio": 0.1, "warmup_steps": 7}, {"train.warmup_steps": 7}),
+        ("dpo", {"warmup_ratio": 0.0, "warmup_steps": 7}, {"train.warmup_steps": 7}),
+        ("dpo", {"warmup_ratio": 0.1}, {"train.warmup_steps": 10}),
+        ("dpo", {"save_strategy": "no", "save_steps": 30}, {"checkpoint.every": 0}),
+        ("dpo", {"save_strategy": False, "save_steps": 30}, {"checkpoint.every": 0}),
+        ("dpo", {"save_strategy": "steps", "save_steps": 30}, {"checkpoint.every": 30}),
+        ("dpo", {"save_steps": 30}, {"checkpoint.every": 30}),
+        ("dpo", {"eval_steps": 5}, {"evaluation.every": 0}),
+        ("dpo", {"eval_steps": 5, "eval_strategy": "no"}, {"evaluation.every": 0}),
+        ("dpo", {"eval_steps": 5, "eval_strategy": False}, {"evaluation.every": 0}),
+        ("dpo", {"eval_steps": 5, "eval_strategy": "steps"}, {"evaluation.every": 5}),
+        ("dpo", {"use_peft": True}, {"lora.rank": 16, "lora.alpha": 32, "lora.dropout": 0.05}),
+        ("sft", {"use_peft": True, "lora_dropout": 0.0}, {"lora.dropout": 0.0}),
+        ("sft", {"use_peft": False, "lora_r": 4}, {"lora": None}),
+        ("dpo", {"loss_type": ["sigmoid", "bco_pair", "sft"], "loss_weights": [0.8, 0.2, 1.5]},
+         {"algorithm.dpo_weight": 0.8, "algorithm.bco_weight": 0.2, "algorithm.alpha": 1.5}),
+        ("grpo", {"reward_funcs": ["get_soft_overlong_punishment"]},
+         {"rewards.0.name": "soft_overlong", "rewards.0.settings": {"max_length": 1280, "buffer": 256}}),
+        ("sft", {"packing": False}, {"train.prompts_per_step": 8}),
+    ],
+)  # fmt: skip
+def test_settings_of_trl_that_depend_on_each_other(verb, given, ours, order, tmp_path):
+    conversion = as_yaml(tmp_path, verb, max_steps=100, **dict([*given.items()][::order]))
+    config = settings(conversion, tmp_path)
+    assert {key: at(config, key) for key in ours} == ours
+    assert conversion.open == ()
+
+
+def test_the_defaults_of_adapters_are_trls(tmp_path):
+    lora = settings(as_yaml(tmp_path, "dpo", use_peft=True), tmp_path).lora
+    theirs = TOLD["ModelConfig"]
+    assert [at(lora, name) for name in ("rank", "alpha", "dropout")] == [
+        theirs[f"lora_{name}"] for name in ("r", "alpha", "dropout")
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["no", "'no'", "No", "steps"])
+def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
+    path = tmp_path / "run.sh"
+    given = f"--save_strategy {strategy} --save_steps 30 --eval_strategy {strategy} --eval_steps 5"
+    path.write_text(f"trl dpo --model_name_or_path m --dataset_name d --max_steps 9 {given}\n")
+    config = settings(convert(path), tmp_path)
+    assert (config.checkpoint.every, config.evaluation.every) == ((30, 5) if strategy == "steps" else (0, 0))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ("optim.lr_warmup_steps=10 optim.lr_warmup_steps_ratio=0.5", {"train.warmup_steps": 10}),
+        ("optim.lr_warmup_steps=10 optim.lr_warmup_steps_ratio=0.0", {"train.warmup_steps": 10}),
+        ("optim.lr_warmup_steps=0 optim.lr_warmup_steps_ratio=0.5", {"train.warmup_steps": 50}),
+        ("optim.lr_warmup_steps=-1 optim.lr_warmup_steps_ratio=0.5", {"train.warmup_steps": 50}),
+        ("data.val_batch_size=64", {"evaluation.prompts": 256}),
+        ("data.val_max_samples=-1", {"evaluation.prompts": 256}),
+        ("data.val_max_samples=64", {"evaluation.prompts": 64}),
+        ("model.lora_rank=32", {"lora.rank": 32, "lora.alpha": 16}),
+        ("model.lora_rank=32 model.lora_alpha=64", {"lora.rank": 32, "lora.alpha": 64}),
+        ("model.lora_rank=0", {"lora": None}),
+        ("critic.model.lora_rank=32", {"lora": None}),
+        ("algorithm.adv_estimator=gae critic.model.lora_rank=8 critic.model.lora_alpha=4 model.lora_rank=2",
+         {"critic.rank": 8, "critic.alpha": 4, "lora.rank": 2, "lora.alpha": 16}),
+        ("actor.use_kl_loss=True algorithm.use_kl_in_reward=False", {"algorithm.kl_coef": 0.001}),
+        ("actor.use_kl_loss=False algorithm.use_kl_in_reward=True", {"algorithm.kl": "reward"}),
+    ],
+)  # fmt: skip
+def test_settings_of_verl_that_depend_on_each_other(given, ours, order, tmp_path):
+    conversion = of_verl(tmp_path, given.split()[::order])
+    config = settings(conversion, tmp_path)
+    assert {key: at(config, key) for key in ours} == ours
+    assert conversion.open == ()
+
+
+def of_verl(tmp_path, words, files="gsm8k.parquet"):
+    """Convert a command of verl. Names without a section are the policy's."""
+    sections = {"optim": "actor_rollout_ref.actor.", "model": "actor_rollout_ref.", "actor": "actor_rollout_ref."}
+    named = [f"{sections.get(word.partition('.')[0], '')}{word}" for word in words]
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "python -m main_ppo actor_rollout_ref.model.path=m actor_rollout_ref.rollout.n=4 "
+        f'trainer.total_training_steps=100 algorithm.adv_estimator=grpo data.train_files="{files}" {" ".join(named)}\n'
+    )
+    return convert(path)
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        *[(f"actor.policy_loss.loss_mode={mode}", "loss_mode") for mode in ("gpg", "clip_cov", "geo_mean", "$MODE")],
+        ("actor.loss_agg_mode=strange", "loss_agg_mode"),
+        ("actor.use_kl_loss=True algorithm.use_kl_in_reward=True", "algorithm.kl chooses one"),
+        ("algorithm.use_kl_in_reward=True actor.use_kl_loss=True", "algorithm.kl chooses one"),
+    ],
+)
+def test_a_loss_of_verl_without_a_counterpart_is_asked_for(word, told, tmp_path):
+    (left,) = of_verl(tmp_path, word.split()).open
+    assert told in left
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"packing": True}, "set train.prompts_per_step and train.steps"),
+        ({"loss_type": "strange"}, "loss_type = strange"),
+    ],
+)
+def test_a_setting_of_sft_without_a_counterpart_is_asked_for(given, told, tmp_path):
+    assert any(told in text for text in as_yaml(tmp_path, "sft", **given).open)
+
+
+@pytest.mark.parametrize(
+    ("files", "reward"),
+    [
+        ("a/gsm8k.parquet", "gsm8k"),
+        ("['a/gsm8k.parquet', 'b/gsm8k.parquet']", "gsm8k"),
+        ("a/dapo-math.parquet", "math"),
+        ("['a/math.parquet', 'a/aime.parquet']", "math"),
+        ("['a/gsm8k.parquet', 'a/math.parquet']", None),
+        ("['a/math.parquet', 'a/gsm8k.parquet']", None),
+        ("a/gsm8k_and_math.parquet", None),
+    ],
+)
+def test_files_that_need_several_rewards_are_asked_for(files, reward, tmp_path):
+    conversion = of_verl(tmp_path, [], files)
+    assert conversion.settings.get("rewards") == ([{"name": reward}] if reward else [])
+    assert any(text.startswith("rewards: verl scores each row") for text in conversion.open) == (reward is None)
+
+
+@pytest.mark.parametrize("section", ["reward_model", "reward.reward_model"])
+def test_a_reward_model_of_verl_beside_a_function_is_asked_for(section, tmp_path):
+    words = [f"{section}.enable=True", f"{section}.model.path=R", "custom_reward_function.path=r.py"]
+    assert of_verl(tmp_path, words[:2]).settings["rewards"] == [{"model": "R"}]
+    conversion = of_verl(tmp_path, words)
+    assert conversion.settings["rewards"] == [{"model": "R"}, {"function": "r.py:compute_score"}]
+    assert any("write a function of ours that calls verl's" in text for text in conversion.open)
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("${trainer.project_name}", "p"),
+        ("runs/${trainer.project_name}/${trainer.experiment_name}", "runs/p/e"),
+        ("${oc.env:MODEL}", Unread("${oc.env:MODEL}")),
+        ("${oc.env:MODEL,a}", Unread("${oc.env:MODEL,a}")),
+        ("runs/${oc.env:MODEL}", Unread("runs/${oc.env:MODEL}")),
+        ("runs/${trainer.missing}/${trainer.project_name}", Unread("runs/${trainer.missing}/${trainer.project_name}")),
+        ("runs/${trainer.default_local_dir}", Unread("runs/${trainer.default_local_dir}")),
+        (["a/${trainer.project_name}", "b"], ["a/p", "b"]),
+        (["a/${oc.env:X}", "b"], Unread("['a/${oc.env:X}', 'b']")),
+    ],
+)
+def test_references_in_yaml_are_filled_in_or_unread(value, read, tmp_path):
+    path = tmp_path / "ppo.yaml"
+    trainer = {"project_name": "p", "experiment_name": "e", "default_local_dir": value}
+    path.write_text(yaml.safe_dump({"data": {}, "algorithm": {"adv_estimator": "grpo"}, "trainer": trainer}))
+    assert read_source(path).settings["trainer.default_local_dir"].value == read
+
+
+# --- settings of other models -----------------------------------------------------------------------------------------
+
+OTHERS = [
+    f"{section}.{name}={value}"
+    for section in ("critic", "reward_model", "reward.reward_model", "reward", "distillation", "distillation.teacher")
+    for name, value in (
+        ("optim.lr", 0.1), ("optim.lr_warmup_steps", 50), ("optim.weight_decay", 0.5), ("optim.lr_scheduler_type", "x"),
+        ("model.enable_gradient_checkpointing", False), ("ppo_max_token_len_per_gpu", 7), ("rollout.n", 9),
+        ("forward_max_token_len_per_gpu", 7), ("rollout.prompt_length", 7), ("rollout.response_length", 7),
+        ("rollout.temperature", 0.1), ("ppo_epochs", 3), ("grad_clip", 3.0),
+    )
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("estimator", ["gae", "grpo"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_a_setting_of_another_model_is_not_the_policys(other, estimator, tmp_path):
+    path = tmp_path / "run.sh"
+    told = []
+    for extra in ("", other):
+        path.write_text(
+            f"python -m main_ppo {SIZED} algorithm.adv_estimator={estimator} trainer.total_training_steps=5 {extra}\n"
+        )
+        told.append(convert(path))
+    before, after = ({k: v for k, v in one.settings.items() if k != "critic"} for one in told)
+    assert before == after
+    name = other.partition("=")[0]
+    taken = told[0].settings.get("critic") != told[1].settings.get("critic")
+    assert taken or any(f"{name} = " in note for note in told[1].notes)
+
+
 # --- reading ----------------------------------------------------------------------------------------------------------
 
 SCRIPT = """
@@ -489,12 +753,14 @@ def test_a_file_without_a_config_is_refused(name, text, said, tmp_path):
 @pytest.mark.parametrize(
     ("name", "text", "project"),
     [
+        ("dpo.sh", "read -r -d '' commands <<EOF\nopenrlhf.cli.train_dpo --beta 0.1\nEOF\ndeepspeed --module $commands",
+         "OpenRLHF"),
         ("run.sh", "deepspeed --module openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen3-0.6B", "OpenRLHF"),
         ("train.py", "from openrlhf.trainer import DPOTrainer\n", "OpenRLHF"),
         ("gsm8k_grpo.yaml", "allocation_mode: sglang:d4+d4\nactor: {path: Qwen/Qwen3-0.6B}\n", "AReaL"),
         ("rl.sh", "python3 -m areal.launcher.local examples/math/gsm8k_rl.py", "AReaL"),
     ],
-)
+)  # fmt: skip
 @pytest.mark.parametrize("verb", ["", "grpo"])
 def test_files_of_other_libraries_are_not_taken_for_trl(name, text, project, verb, tmp_path):
     (tmp_path / name).write_text(text)

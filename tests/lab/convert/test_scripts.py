@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from posttrain.errors import ConfigError
 from posttrain.lab.convert import convert
 from posttrain.lab.convert.records import FORMS
 
@@ -173,6 +174,125 @@ def test_settings_in_a_dict_are_all_read_or_asked_for(text, beta, tmp_path):
 def test_a_dict_that_changes_after_it_was_read_keeps_its_settings(tmp_path):
     text = f"kw = dict(beta=0.2)\nargs = DPOConfig(**kw)\nkw['beta'] = 5\n{TRAINER}"
     assert at(converted(tmp_path, text), "algorithm.beta") == 0.2
+
+
+CHANGES = {
+    "a second name": "again = args\nagain.beta = 0.9\n",
+    "a third name": "again = args\nthird = again\nthird.beta = 0.9\n",
+    "a list": "all_of_them = [args]\nall_of_them[0].beta = 0.9\n",
+    "a loop": "for one in [args]:\n    one.beta = 0.9\n",
+    "a function": "def patch(c):\n    c.beta = 0.9\npatch(args)\n",
+    "a function by name": "def patch(c):\n    c.beta = 0.9\npatch(c=args)\n",
+    "a function before it": "def patch(c):\n    c.beta = 0.9\n    return c\nother = patch(args)\n",
+    "a method": "class A:\n    def patch(self, c):\n        c.beta = 0.9\nA().patch(args)\n",
+    "its dict": "args.__dict__.update(beta=0.9)\n",
+    "a key of its dict": "args.__dict__['beta'] = 0.9\n",
+    "vars": "vars(args)['beta'] = 0.9\n",
+    "vars and update": "vars(args).update(beta=0.9)\n",
+    "object": "object.__setattr__(args, 'beta', 0.9)\n",
+    "setattr": "setattr(args, 'beta', 0.9)\n",
+    "its setattr": "args.__setattr__('beta', 0.9)\n",
+    "a copy": "import dataclasses\nargs = dataclasses.replace(args, beta=0.9)\n",
+    "a branch": "if big:\n    args.beta = 0.9\n",
+    "a try": "try:\n    args.beta = 0.9\nexcept ValueError: ...\n",
+    "twice": "args.beta = 0.8\nargs.beta = 0.9\n",
+}
+
+
+@pytest.mark.parametrize("way", CHANGES)
+def test_a_config_that_may_have_changed_is_never_ready(way, tmp_path):
+    text = f"args = DPOConfig('o', max_steps=5, beta=0.1)\n{CHANGES[way]}"
+    assert converted(tmp_path, text + TRAINER).open
+    inside = "\n    ".join(f"args = DPOConfig('o', max_steps=5, beta=0.1)\n{CHANGES[way]}{TRAINER}".splitlines())
+    assert converted(tmp_path, f"def main():\n    {inside}\nmain()\n").open
+
+
+@pytest.mark.parametrize("way", [way for way in CHANGES if way not in ("its dict", "a key of its dict", "object")])
+def test_a_dict_that_may_have_changed_is_never_ready(way, tmp_path):
+    change = CHANGES[way].replace(".beta", "['beta']").replace("args", "kw").replace("dataclasses.replace", "dict")
+    text = f"kw = dict(max_steps=5, beta=0.1)\n{change}args = DPOConfig('o', **kw)\n{TRAINER}"
+    assert converted(tmp_path, text).open
+
+
+@pytest.mark.parametrize(
+    ("made", "args"),
+    [
+        ("args = DPOConfig(max_steps=5, beta=0.1)\nnew = dataclasses.replace(args, beta=0.5)\n", "new"),
+        (
+            "class A:\n    def __init__(self):\n        self.args = DPOConfig(beta=0.1, max_steps=5)\nme = A()\n",
+            "me.args",
+        ),
+        ("args = DPOConfig(max_steps=5, beta=0.1)\n", "make()"),
+        ("args = DPOConfig(max_steps=5, beta=0.1)\n", "told['args']"),
+        ("def a():\n    args = DPOConfig(max_steps=5)\ndef b():\n    args = DPOConfig(max_steps=6)\n", "args"),
+        ("args = DPOConfig(max_steps=5, beta=0.1)\n", "None"),
+    ],
+)
+def test_a_trainer_whose_config_is_not_found_is_said(made, args, tmp_path):
+    conversion = converted(tmp_path, made + TRAINER.replace("args", args, 1))
+    assert said(conversion.open, "the config of DPOTrainer is known only when the script runs")
+
+
+@pytest.mark.parametrize(
+    ("before", "main", "after", "beta"),
+    [
+        ("", "", "", 0.1),
+        ("kw['beta'] = 0.7\n", "", "", None),
+        ("", "", "kw['beta'] = 0.7\n", None),
+        ("", "", "if __name__ == '__main__':\n    kw['beta'] = 0.7\n", None),
+        ("", "", "kw.pop('beta')\n", None),
+        ("", "    kw['beta'] = 0.7\n", "", None),
+    ],
+)
+def test_a_dict_of_the_script_that_a_function_reads(before, main, after, beta, tmp_path):
+    """The lines after a function may run before its call."""
+    text = (
+        f"kw = dict(max_steps=5, beta=0.1)\n{before}def main():\n{main}    args = DPOConfig('o', **kw)\n    {TRAINER}"
+    )
+    conversion = converted(tmp_path, f"{text}{after}main()\n")
+    assert at(conversion, "algorithm.beta") == beta
+    assert bool(conversion.open) == (beta is None)
+
+
+@pytest.mark.parametrize("base", ["DPOConfig", "trl.DPOConfig", "Base"])
+def test_a_config_of_ones_own_is_read_and_said(base, tmp_path):
+    text = "class Base(DPOConfig):\n    rate: float = 1\n" if base == "Base" else ""
+    text += f"class Mine({base}):\n    beta: float = 0.5\n    def go(self): ...\nargs = Mine(max_steps=5)\n"
+    conversion = converted(tmp_path, text + TRAINER)
+    assert at(conversion, "train.steps") == 5
+    assert said(conversion.open, "Mine changes the config in code (go, beta)")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kw = {}\nkw['kw'] = kw\nargs = DPOConfig(**kw)\n",
+        "a = {}\nb = {**a}\na['b'] = b\nb['a'] = a\nargs = DPOConfig(**a)\n",
+        "a = {'b': b}\nb = {'a': a}\nargs = DPOConfig(**a)\n",
+        "args = DPOConfig(beta=args.beta)\n",
+        "a = [a]\nargs = DPOConfig(beta=a)\n",
+        "args = args\n",
+    ],
+)
+def test_names_that_hold_themselves_end(text, tmp_path):
+    assert converted(tmp_path, f"{text}DPOConfig(max_steps=5)\n{TRAINER}").form == "DPOConfig"
+
+
+def test_a_part_of_a_value_that_only_a_run_tells_is_asked_for(tmp_path):
+    text = "args = DPOConfig(max_steps=5, chat_template_kwargs={'enable_thinking': think()})\n"
+    assert said(converted(tmp_path, text + TRAINER).open, "set model.chat_template_kwargs yourself")
+
+
+def test_a_setting_of_another_config_is_read_only_if_it_stays(tmp_path):
+    for change, beta in (("", 0.3), ("first.beta = 0.5\n", None)):
+        text = f"first = SFTConfig(beta=0.3)\n{change}args = DPOConfig(max_steps=2, beta=first.beta)\n{TRAINER}"
+        assert at(converted(tmp_path, text), "algorithm.beta") == beta
+
+
+def test_a_script_without_a_config_is_not_told_to_use_as(tmp_path):
+    with pytest.raises(ConfigError) as error:
+        converted(tmp_path, "print('hello')\n")
+    assert "--as" not in str(error.value)
 
 
 def test_a_change_in_another_function_is_asked_for(tmp_path):

@@ -76,7 +76,7 @@ def convert(
     notes = [str(note) for note in sorted(meaning.notes, key=lambda note: note.line)]
     notes += [f"line {line}: {text}." for line, text in sorted(source.remarks)]
     refused = _refused(tree)
-    if any(text.startswith("train.steps = ") for text in meaning.open):
+    if any("train.steps" in text for text in meaning.open):
         refused = [text for text in refused if not text.startswith("train.steps is missing")]
     to_do = [f"line {line}: {text}." for line, text in sorted(source.to_do)]
     undecided = [*meaning.open, *to_do, *refused]
@@ -107,7 +107,8 @@ def _tree(settings: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(node.get(section), dict):
                 node[section] = {}
             node = node[section]
-        node[last] = value
+        if value != {} or last not in node:  # `lora: {}` switches adapters on, and keeps their settings
+            node[last] = value
     return {name: tree[name] for name in ORDER if name in tree}
 
 

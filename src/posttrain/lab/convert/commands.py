@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,10 @@ def of_commands(text: str, path: Path, verb: str) -> Source:
 
     The first such command is read. Others, and words that are no settings, are named in `to_do`.
     """
-    every = list(commands(text))
-    tried = [(_of_verl(words) or _of_trl(words, verb), words[0].line) for words in every]
+    tried = [(_of_verl(words) or _of_trl(words, verb), words[0].line) for words in commands(text)]
     found = [(source, line) for source, line in tried if source is not None]
-    if not found and form_of(verb):  # a script of one's own
-        others = (source for words in every if (source := _options_of(words, 0, form_of(verb) or "")))
-        found = [(source, 0) for source in others][:1]
     if not found:
-        raise nothing_found(path, "a command that starts verl.trainer.main_ppo, or a command such as trl grpo")
+        raise nothing_found(path, "a command that starts verl.trainer.main_ppo, trl grpo or grpo.py", verb)
     source = found[0][0]
     for other, line in found[1:]:
         told = f"a second command that starts {other.project}: it is not in this config; convert it on its own"
@@ -52,25 +49,49 @@ _CONFIG = "ppo_trainer"
 
 
 def _of_trl(words: list[Word], verb: str) -> Source | None:
-    place = next((n for n, word in enumerate(words) if form_of(Path(word.text).stem)), None)
-    return None if place is None else _options_of(words, place, form_of(verb) or form_of(Path(words[place].text).stem))
-
-
-def _options_of(words: list[Word], place: int, form: str | None) -> Source | None:
-    """Return the settings in the options from a place on. Those before it belong to the program that starts it."""
-    if not form or not any(word.text.startswith("--") for word in words[place:]):
+    place, form = _program([word.text for word in words], form_of(verb))
+    if form is None or not any(word.text.startswith("--") for word in words[place:]):
         return None
     source = Source(TRL, form)
     source.settings = {name: Given(value, line) for name, value, line in _options(_own(words[place:], source))}
     if file := source.settings.pop("config", None):
         source.to_do.append((file.line, f"--config {file.value} was not read: add its settings"))
-    launched = {name: value for name, value, _ in _options(words[:place])} if place else {}
-    source.devices = next((launched[name] for name in _PROCESSES if isinstance(launched.get(name), int)), 1)
+    source.devices = _processes(words[: place + 1], source)
     return source
 
 
-_PROCESSES = ("num_processes", "nproc_per_node")
-"""The options of accelerate and torchrun for the number of processes."""
+def _program(texts: list[str], form: str | None) -> tuple[int, str | None]:
+    """Return the place of `trl VERB` or of TRL's example script, and its form. With a form, any script is meant."""
+    for place, (text, following) in enumerate(zip(texts, [*texts[1:], ""], strict=True)):
+        told = following if Path(text).name == "trl" else Path(text).stem if text.endswith(".py") else ""
+        if form_of(told) or (form and text.endswith(".py")):
+            return place, form or form_of(told)
+    return 0, None
+
+
+_RANKS = {"nproc_per_node": 1, "nnodes": 1}
+_COUNTS: Mapping[str, Mapping[str, int | None]] = {
+    "trl": {"num_processes": None}, "accelerate": {"num_processes": None},
+    "deepspeed": {"num_gpus": None, "num_nodes": 1}, "torchrun": _RANKS, "torch.distributed.run": _RANKS,
+    "torch.distributed.launch": _RANKS,
+}  # fmt: skip
+"""Program that starts processes -> its options whose product is their number, with their defaults; None: unknown."""
+
+
+def _processes(words: list[Word], source: Source) -> int | Unread:
+    """Return the number of processes that the words up to a program start. `trl` takes its options after the verb."""
+    names = [Path(word.text).name for word in words]
+    told: dict[str, Any] = {name: value for name, value, _ in _options(words[:-1])}
+    if names[-1] == "trl":
+        default = Given(None if "accelerate_config" in source.settings else 1)
+        told = {"num_processes": source.settings.pop("num_processes", default).value}
+    counts = next((_COUNTS[name] for name in names if name in _COUNTS), None)
+    if counts is None and all(re.fullmatch(r"python[\d.]*|uv|run|-.*", name) for name in names[:-1]):
+        return 1
+    numbers = [told.get(name, default) for name, default in (counts or {"": None}).items()]
+    if all(type(number) is int for number in numbers):
+        return prod(numbers)
+    return Unread(f"line {words[0].line}: the command does not tell how many processes {names[0]} starts")
 
 
 def _own(words: list[Word], source: Source) -> list[Word]:

@@ -4,18 +4,24 @@ one kind of config, and with the arithmetic of sizes.py."""
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import ceil
 from typing import Any
 
 from posttrain.config import PRESETS, describe_fields, setting_names
 from posttrain.config.algorithm import complete_algorithm
-from posttrain.config.names import ByAlgorithm, Entry, Nothing, Ours, entry_of, read_entry
+from posttrain.config.names import ByAlgorithm, Entry, Nothing, Ours, all_names, entry_of, read_entry
 from posttrain.config.text import show
 from posttrain.lab.convert.records import FORMS, LORA, TRL, Given, Source, Unread
-from posttrain.lab.convert.sizes import SIZES, Sizes
+from posttrain.lab.convert.sizes import BOTH, PASSES, SIZES, Sizes
 
+_OTHER_MODELS = ("critic", "reward_model", "reward", "distillation")
+"""Sections of verl for models other than the policy."""
+_OF_REWARDS = ("custom_reward_function", "max_resp_len", "overlong_buffer", "reward_manager", "sandbox_fusion")
+"""Settings of verl's rewards, which occur in several sections."""
 CADENCES = ("checkpoint.every", "evaluation.every", "train.warmup_steps")
 """Our settings that count steps. The other library may give a share of all steps, as in save_steps = 0.1."""
 PLACEHOLDER = "VALUE"
@@ -47,14 +53,14 @@ class Meaning:
     """Decisions to make before the config can be used."""
 
 
-def meaning_of(source: Source, *, rows: int | None = None, devices: int = 1) -> Meaning:
+def meaning_of(source: Source, *, rows: int | None = None, devices: int | Unread = 1) -> Meaning:
     """Translate the settings of `source` to ours. `rows` is the number of training rows, needed to convert passes to
     steps. `devices` is the number of processes that the other library was started with."""
     return _Translation(source, rows, devices).run()
 
 
 class _Translation:
-    def __init__(self, source: Source, rows: int | None, devices: int) -> None:
+    def __init__(self, source: Source, rows: int | None, devices: int | Unread) -> None:
         self.source, self.rows, self.devices = source, rows, devices
         self.form: Mapping[str, Any] = FORMS[source.project][source.form]
         self.entries: dict[str, Any] = dict(self.form.get("settings", {}))
@@ -62,6 +68,8 @@ class _Translation:
         self.given |= {name: told for name, told in source.settings.items() if not name.startswith(f"{LORA}.")}
         self.meaning = Meaning()
         self.own: list[str] = []
+        self.unknown: set[str] = set()
+        """Our sizes that the file does not tell."""
 
     def run(self) -> Meaning:
         self._put(self.form.get("sets", {}), "")
@@ -111,39 +119,62 @@ class _Translation:
     # --- sizes ---
 
     def _sizes(self) -> Sizes | None:
-        unread = {name for name, given in self.given.items() if isinstance(given.value, Unread)}
+        unread: dict[str, Given] = {}
 
         def get(name: str) -> Any:
-            return self.given[name].value if name in self.given and name not in unread else self._default(name)
+            given = self.given.get(name, Given(None))
+            if isinstance(given.value, Unread):
+                unread[name] = given
+            return self._default(name) if name in unread else given.value
 
         try:
-            sizes = SIZES[self.form["sizes"]](get, self.devices)
+            sizes = SIZES[self.form["sizes"]](get, 1 if isinstance(self.devices, Unread) else self.devices)
         except (TypeError, ZeroDivisionError, ValueError):
             self.meaning.open.append("The sizes are not positive numbers: set train.prompts_per_step and train.steps.")
             return None
-        settings = self.meaning.settings
-        settings["train.prompts_per_step"] = ceil(sizes.prompts)
-        self.meaning.comments["train.prompts_per_step"] = sizes.origin
-        if sizes.prompts.denominator > 1 or sizes.minibatches.denominator > 1:
+        self._find_unknown(sizes, unread)
+        self._put_size("train.prompts_per_step", ceil(sizes.prompts), sizes.origin)
+        self._put_size("train.minibatches", ceil(sizes.minibatches))
+        self._put_size("train.epochs", sizes.epochs)
+        if not {*BOTH} & self.unknown and (sizes.prompts.denominator > 1 or sizes.minibatches.denominator > 1):
             self.meaning.open.append(
                 f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: "
                 "give the number of processes of the other library (--devices), or set both yourself."
             )
-        settings |= {"train.minibatches": ceil(sizes.minibatches), "train.epochs": sizes.epochs}
-        for name in sorted(unread.intersection(sizes.used)):
-            self._take(name, self.given[name], self._entry(name), None)
         steps = sizes.steps(self.rows)
         if steps is not None:
-            settings["train.steps"] = steps
             by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows" if sizes.limit is None else ""
             by_updates = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
-            self.meaning.comments["train.steps"] = by_rows or by_updates
-        elif sizes.passes is not None:
+            self._put_size("train.steps", steps, by_rows or by_updates)
+        elif sizes.passes is not None and "train.steps" not in self.unknown:
             self.meaning.open.append(
                 f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}: the file counts passes over the "
                 "rows; to compute the steps, run posttrain convert --rows N."
             )
         return sizes
+
+    def _find_unknown(self, sizes: Sizes, unread: Mapping[str, Given]) -> None:
+        """Ask for the sizes that follow from settings whose value the file does not tell."""
+        if isinstance(self.devices, Unread):
+            keys = next(iter(sizes.used.values()))
+            self.meaning.open.append(f"{self.devices}: give --devices N, or set {' and '.join(keys)} yourself.")
+            self.unknown |= {*keys}
+        for name, given in unread.items():
+            keys = sizes.used.get(name, BOTH[:1])
+            if name in PASSES and sizes.limit is not None:
+                self._note(name, given, "the number of steps is given")
+                continue
+            self.unknown |= {*keys}
+            self._open(name, given, f"its value is known only when the script runs; set {' and '.join(keys)} yourself")
+        if "train.steps" not in self.unknown and self.unknown and (sizes.limit is None or not sizes.counts_ours):
+            lengths = {name: self.given[name] for name in sizes.lengths if name in self.given}
+            told = ", ".join(f"{name} = {given.value}" for name, given in lengths.items() if given.line)
+            self.meaning.open.append(f"train.steps = a number that follows from those sizes and {told or 'the rows'}.")
+            self.unknown.add("train.steps")
+
+    def _put_size(self, key: str, value: int, comment: str = "") -> None:
+        if key not in self.unknown:
+            self._put({key: value}, comment)
 
     def _default(self, name: str) -> Any:
         return self.form.get("defaults", {}).get(name)
@@ -151,25 +182,42 @@ class _Translation:
     # --- one setting after the other ---
 
     def _entry(self, name: str) -> Any:
-        """Return the entry for a name: the longest matching suffix in forms.yaml, otherwise the entry of names.yaml."""
+        """Return the entry for a name: the longest matching suffix in forms.yaml, otherwise the entry of names.yaml. A
+        setting of another model needs an entry that names its section: `optim.lr` is the policy's."""
         parts = name.split(".")
-        ends = (".".join(parts[start:]) for start in range(len(parts)))
+        ends = [".".join(parts[start:]) for start in range(len(parts))]
+        if parts[0] in _OTHER_MODELS:
+            known = {**all_names(self.source.project), **self.entries}
+            own_ends = [end for end in ends if {*_OTHER_MODELS} & {*end.split(".")} or end.startswith(_OF_REWARDS)]
+            return next(
+                (known[end] for end in own_ends if end in known), Nothing(f"A setting of {parts[0]}, not of the policy")
+            )
         own = next((self.entries[end] for end in ends if end in self.entries), None)
         return own if own is not None else entry_of(self.source.project, name)
 
     def _take(self, name: str, given: Given, told: Any, sizes: Sizes | None) -> None:
         if given.value is None or name in ("reward_funcs", "reward_weights"):
             return None
+        if isinstance(given.value, dict) and any(isinstance(part, Unread) for part in given.value.values()):
+            given = replace(given, value=Unread(", ".join(f"{key}: {part}" for key, part in given.value.items())))
         if told is None:
             return self._note(name, given, "posttrain does not know it")
         if isinstance(told, Mapping) and {*told} == {"nothing"}:
             told = read_entry(told)
         if isinstance(given.value, Unread) and not isinstance(told, Nothing):
-            key = told if isinstance(told, str) else told.key if isinstance(told, Ours) else "its counterpart"
+            entry = told.under(self.own) if isinstance(told, ByAlgorithm) else told
+            name_of = entry.get("is", "its counterpart") if isinstance(entry, Mapping) else "its counterpart"
+            key = entry if isinstance(entry, str) else entry.key if isinstance(entry, Ours) else name_of
             return self._open(name, given, f"its value is known only when the script runs; set {key} yourself")
         if isinstance(told, Mapping):
             if "if" in told and not self._holds(told["if"]):
-                return self._note(name, given, f"{self.source.project} reads it only together with {told['if']}")
+                needed = str(told["if"]).strip("{}").replace("'", "")
+                return self._note(name, given, f"{self.source.project} reads it only together with {needed}")
+            if "unless" in told and self._is_positive(told["unless"]):
+                if "open" not in told:
+                    return self._note(name, given, f"{self.source.project} reads it only without {told['unless']}")
+                if given.value:
+                    return self._open(name, given, told["open"])
             if "as" in told or ("values" in told and not {"is", "near"} & {*told}):
                 return self._special(name, given, told)
             told = read_entry(told)
@@ -185,9 +233,11 @@ class _Translation:
             settings = dict(told["values"][given.value])
             if note := settings.pop("note", ""):
                 self._open(name, given, note)
+        elif "nothing" in told:
+            return self._note(name, given, told["nothing"])
         else:
-            reason = told.get("nothing", f"has no counterpart here; {', '.join(map(str, told['values']))} have one")
-            return self._note(name, given, reason)
+            allowed = f"has no counterpart here; {', '.join(map(str, told['values']))} have one"
+            return self._open(name, given, told.get("open", allowed))
         strange = [key for key in settings if not self._exists(key)]
         if strange:
             return self._note(name, given, f"{self.algorithm} has no setting {', '.join(strange)}")
@@ -229,23 +279,31 @@ class _Translation:
 
     def _cadence(self, name: str, given: Given, told: Ours, sizes: Sizes | None) -> None:
         """Convert a number of steps to our steps. A value below 1 is a share of all steps."""
-        value, counted = given.value, sizes.counted if sizes else 1
+        value = given.value
         if isinstance(value, float) and 0 < value < 1:
             steps = self.meaning.settings.get("train.steps")
             if steps is None:
                 return self._open(name, given, f"{told.key} is this share of train.steps")
-            value = max(1, round(value * steps))
-        return self._put(
-            {told.key: ceil(value / counted)}, _origin(name, given, self.source.project, told.note, told.key)
-        )
+            value = max(1, ceil(Fraction(str(value)) * steps))
+        elif sizes and value and not sizes.counts_ours:
+            if self.unknown - {"train.steps"}:
+                return self._open(name, given, f"{told.key} is this number of updates in steps")
+            value = ceil(value / sizes.counted)
+        return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
 
     def _exists(self, key: str) -> bool:
         return not key.startswith("algorithm.") or key in self.own or key.startswith("algorithm.correction.")
 
-    def _holds(self, name: str) -> bool:
-        """Is a setting true? `name` is its full name or the last part of it."""
-        told = (given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}"))
-        return any(bool(value) and not isinstance(value, Unread) for value in told)
+    def _holds(self, told: str | Mapping[str, Any]) -> bool:
+        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}."""
+        name, expected = (told, None) if isinstance(told, str) else next(iter(told.items()))
+        values = [given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}")]
+        known = [value for value in values if not isinstance(value, Unread)]
+        return any(bool(value) if expected is None else value == expected for value in known)
+
+    def _is_positive(self, name: str) -> bool:
+        value = self.given.get(name, Given(None)).value
+        return isinstance(value, (int, float)) and value > 0
 
     def _together(self) -> None:
         """Add notes on pairs of settings that mean something else together."""
@@ -271,8 +329,9 @@ class _Translation:
             rewards = [entry | {"weight": weight} for entry, weight in zip(rewards, weights.value, strict=True)]
         if rewards:
             self.meaning.settings["rewards"] = rewards
-        if self.source.project != TRL and not self.meaning.settings.get("rewards"):
-            self.meaning.settings["rewards"] = list(self._verl_rewards())
+        if self.source.project != TRL:
+            models = self.meaning.settings.get("rewards", [])
+            self.meaning.settings["rewards"] = [*models, *self._verl_rewards(alone=not models)]
 
     def _reward(self, entry: Any, given: Given) -> dict[str, Any] | None:
         if isinstance(entry, Unread):
@@ -286,7 +345,7 @@ class _Translation:
             return {"model": entry}
         return dict(known or told)
 
-    def _verl_rewards(self) -> Iterator[dict[str, Any]]:
+    def _verl_rewards(self, *, alone: bool) -> Iterator[dict[str, Any]]:
         told = {name.rpartition("custom_reward_function.")[2]: given.value for name, given in self.given.items()}
         if isinstance(told.get("path"), str):
             yield {"function": f"{told['path']}:{told.get('name') or 'compute_score'}"}
@@ -296,9 +355,14 @@ class _Translation:
             )
             return
         files = str(self.meaning.settings.get("data.train", "")).lower()
-        found = next((reward for name, reward in FORMS["rewards"]["verl"].items() if name in files), None)
-        if found is not None:
-            yield {"name": found}
+        found = sorted({reward for name, reward in FORMS["rewards"]["verl"].items() if name in files})
+        if not alone:  # a reward model scores all rows
+            return
+        if len(found) > 1:
+            told = f"verl scores each row by its data_source, and the files may need several: {', '.join(found)}"
+            self.meaning.open.append(f"rewards: {told}; name one, or write a function that chooses.")
+        elif found:
+            yield {"name": found[0]}
             self.meaning.comments["rewards.0.name"] = "verl scores each row by its data_source"
 
     # --- messages ---
@@ -341,6 +405,8 @@ def _filled(pattern: Any, value: Any) -> Any:
         return {key: _filled(inner, value) for key, inner in pattern.items()}
     if pattern == PLACEHOLDER:
         return value
+    if (part := re.fullmatch(rf"{PLACEHOLDER}\.(\d)", str(pattern))) and isinstance(value, (list, tuple)):
+        return value[int(part[1])] if len(value) > int(part[1]) else None
     return pattern.replace(PLACEHOLDER, str(value)) if isinstance(pattern, str) else pattern
 
 

@@ -73,7 +73,7 @@ def _special(told: Any) -> str:
         for value, ours in told["values"].items()
         if ours or ours == 0
     ]
-    return "; ".join([*stands, *([told["nothing"]] if "nothing" in told else [])])
+    return "; ".join([*stands, *(told[key] for key in ("nothing", "open") if key in told)])
 
 
 def _here(entry: Entry) -> str:

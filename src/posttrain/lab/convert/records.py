@@ -50,8 +50,8 @@ class Source:
     """(line, a remark on something there that is not a setting)."""
     to_do: list[tuple[int, str]] = field(default_factory=list)
     """(line, a task to do before the config can be used)."""
-    devices: int = 1
-    """Number of processes that the command starts."""
+    devices: int | Unread = 1
+    """Number of processes that the command starts. Unread holds the reason why the file does not tell it."""
 
 
 def form_of(verb: str) -> str | None:
@@ -59,9 +59,8 @@ def form_of(verb: str) -> str | None:
     return VERBS.get(verb.lower().replace("-", "_"))
 
 
-def nothing_found(path: Path, looked_for: str) -> ConfigError:
-    return ConfigError(
-        given=f"{path} holds no known config",
-        allowed=looked_for,
-        fix=f"Say what the file trains: posttrain convert {path} --as {'|'.join(VERBS)}.",
-    )
+def nothing_found(path: Path, looked_for: str, verb: str = "") -> ConfigError:
+    """Return the error for a file without a config. `verb` is what --as already says."""
+    say = f"Say what the file trains: posttrain convert {path} --as {'|'.join(VERBS)}."
+    write = "Write the settings into a YAML file, one a line, under the names of the other library."
+    return ConfigError(given=f"{path} holds no known config", allowed=looked_for, fix=write if verb else say)

@@ -28,7 +28,7 @@ def of_script(text: str, path: Path) -> Source:
         )
     if not configs:
         looked_for = f"a call of {', '.join(form for form in FORMS[TRL] if form.isidentifier() and form != LORA)}"
-        raise nothing_found(path, looked_for)
+        raise nothing_found(path, looked_for, "a script")
     return _Reading(script, path, configs).source
 
 
@@ -51,8 +51,14 @@ class _Reading:
             told = f"a second trainer, {script.called(other)}: it is not in this config; convert its part on its own"
             self.source.to_do.append((other.lineno, told))
         self._adapters(others)
+        self._own_code(config, "the config")
         if own:
             self._trainer(own[-1])
+            if self._config_of(own[-1]) is not config:
+                told = (
+                    f"the config of {script.called(own[-1])} is known only when the script runs; the settings below are"
+                )
+                self.source.to_do.append((own[-1].lineno, f"{told} those of line {config.lineno}: compare them"))
         self._sampled()
 
     def _unnamed(self, config: ast.Call) -> dict[str, Given]:
@@ -65,7 +71,7 @@ class _Reading:
 
     def _config_of(self, trainer: ast.Call) -> ast.Call | None:
         """Return the call that creates a trainer's config, if the script has one."""
-        nodes = [self.script.resolved(node) for node in (*trainer.args, *(k.value for k in trainer.keywords))]
+        nodes = [self.script.resolved(node) for _, node in self._named(trainer, [])]
         made = (node for node in nodes if isinstance(node, ast.Call))
         return next((node for node in made if self.script.form_of(node) not in (None, LORA)), None)
 
@@ -89,7 +95,7 @@ class _Reading:
             told = f"the argument {_short(ast.unparse(node))} has no name, and was not read"
             self.source.to_do.append((node.lineno, told))
         for keyword in config.keywords:
-            if keyword.arg is None and not isinstance(self.script.value(keyword.value, until=config.lineno), dict):
+            if keyword.arg is None and not isinstance(self.script.value(keyword.value, reader=config), dict):
                 told = f"**{ast.unparse(keyword.value)} is known only when the script runs: add its settings"
                 self.source.to_do.append((keyword.value.lineno, told))
 
@@ -112,35 +118,45 @@ class _Reading:
         for change in script.changes_of(trainer):
             if change.key or not isinstance(change.value, ast.Call) or change.text != ast.unparse(change.value):
                 source.to_do.append((change.line, f"{_short(change.text)} changes the trainer, and was not read"))
-        for name in script.bases(script.called(trainer)):
-            if name in script.classes:
-                changed = [n.name for n in script.classes[name].body if isinstance(n, ast.FunctionDef)]
-                told = f"{name} changes the trainer in code ({', '.join(changed) or 'its fields'}), which is not read"
-                source.to_do.append((trainer.lineno, told))
+        self._own_code(trainer, "the trainer")
 
-    def _named(self, trainer: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-        """Yield the names and values of a trainer's arguments. forms.yaml has the order of those without a name."""
-        order = FORMS[TRL][self.source.form].get("order", [])
+    def _own_code(self, call: ast.Call, what: str) -> None:
+        """Say which functions and fields a class of the script adds to TRL's."""
+        for name in self.script.bases(self.script.called(call)):
+            if name in self.script.classes:
+                body = self.script.classes[name].body
+                changed = [n.name for n in body if isinstance(n, ast.FunctionDef)]
+                changed += [ast.unparse(n.target) for n in body if isinstance(n, ast.AnnAssign)]
+                told = f"{name} changes {what} in code ({', '.join(changed) or 'its fields'}), which is not read"
+                self.source.to_do.append((call.lineno, told))
+
+    def _named(self, trainer: ast.Call, order: list[str]) -> Iterator[tuple[str, ast.expr]]:
+        """Yield the names and values of a trainer's arguments; `**` for a dict that is not read. `order` has the names
+        of those that are given without one."""
         for place, node in enumerate(trainer.args):
             yield (order[place] if place < len(order) else f"argument {place + 1}"), node
         for keyword in trainer.keywords:
             node = self.script.resolved(keyword.value)
             if keyword.arg is not None:
                 yield keyword.arg, keyword.value
+            elif self.script.changes_of(node):
+                yield "**", keyword.value
             elif isinstance(node, ast.Dict):
                 yield from ((str(self.script.value(k)), v) for k, v in zip(node.keys, node.values, strict=True) if k)
             elif isinstance(node, ast.Call) and self.script.called(node) == "dict":
                 yield from ((k.arg, k.value) for k in node.keywords if k.arg)
             else:
-                told = f"**{ast.unparse(keyword.value)} is known only when the script runs: add its settings"
-                self.source.to_do.append((keyword.value.lineno, told))
+                yield "**", keyword.value
 
     def _given_to(self, trainer: ast.Call) -> dict[str, Given]:
         """Return the arguments of a trainer other than its config: models, data and rewards."""
         given: dict[str, Given] = {}
-        for name, node in self._named(trainer):
+        for name, node in self._named(trainer, FORMS[TRL][self.source.form].get("order", [])):
             line = node.lineno
-            if name in _MODELS:
+            if name == "**":
+                told = f"**{ast.unparse(node)} is known only when the script runs: add its settings"
+                self.source.to_do.append((line, told))
+            elif name in _MODELS:
                 given |= self._model(_MODELS[name], node, line)
             elif name in ("train_dataset", "dataset", "eval_dataset"):
                 given |= self._data(node, line, held_out=name == "eval_dataset")

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
 
+_BRACES = r"\$\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}"
+_CODE = r"\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)"
 _PIECES = re.compile(
-    r"""(?P<gap>\\\n|[ \t\r]+) | (?P<end>\n|;+|&&|\|\|?)
-    | '(?P<single>[^']*)' | "(?P<double>(?:\\.|[^"\\])*)" | \\(?P<escaped>.)
-    | (?P<code>\$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\)|`[^`]*`) | (?P<name>\$\{[^}]*\}|\$(?:\w+|[@*]))
+    rf"""(?P<gap>\\\n|[ \t\r]+) | (?P<end>\n|;+|&&|\|\|?)
+    | '(?P<single>[^']*)' | "(?P<double>(?:\\.|{_BRACES}|{_CODE}|[^"\\])*)" | \\(?P<escaped>.)
+    | (?P<code>{_CODE}|`[^`]*`) | (?P<name>{_BRACES}|\$(?:\w+|[@*]))
     | (?P<plain>[^\s'"\\;|&`$()]+|.)""",
     re.VERBOSE | re.DOTALL,
 )
 _ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}|\$(\w+)|\$\{(\w+)\}")
-_NAME = re.compile(r"\$(?:(\w+)|\{(\w+)(?::?[-=]([^}]*))?\})")
+_NAME = re.compile(rf"(?<!\\)(?:\$(\w+)|(?={_BRACES})\$\{{(\w+)(?:(:?[-=])((?:[^{{}}]|{_BRACES})*))?\}})")
+_SUM = re.compile(r"\$\(\(([^()]*)\)\)")
+_NUMBER = r"\s*(?:0|[1-9]\d*)\s*"
+_OPERATORS = {"*": operator.mul, "+": operator.add, "-": operator.sub}
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=")
-_OPENING, _CLOSING = {"if", "for", "while", "until", "case", "select"}, {"fi", "done", "esac"}
-_HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(['\"]?)(\w+)\1[^\n]*\n(.*?)(?=^\s*\2[ \t]*$)", re.DOTALL | re.MULTILINE)
+_OPENING, _CLOSING = {"if", "for", "while", "until", "case", "select", "{"}, {"fi", "done", "esac", "}"}
+_HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)(\w+)['\"]?[^\n]*\n(.*?)^\s*\2[ \t]*$", re.DOTALL | re.MULTILINE)
 _SUCCEEDS = {"cd", "set", "export", "mkdir", "source", ".", "echo", "true", ":"}
 """Commands that are taken to succeed before `&&`."""
-_BEFORE = {"export", "declare", "local", "readonly", "typeset", "then", "else", "do", "{", "!", "time"}
+_BEFORE = {"export", "declare", "local", "readonly", "typeset", "then", "else", "do", "!", "time"}
 """Words that may stand before an assignment or a command."""
+_SETS = re.compile(r"(source|\.|eval|unset|read|mapfile|readarray|let|getopts|alias|printf -v) |\(")
+"""The beginning of a command that may set any variable."""
 
 
 @dataclass(frozen=True)
@@ -48,31 +57,45 @@ class _Raw:
 def commands(text: str) -> Iterator[list[Word]]:
     """Yield the words of each command, without the assignments before it. Variables have the values assigned above it.
 
-    A variable that is assigned in a branch or loop keeps its name: `$LR`.
+    A variable keeps its name, `$LR`, if it is assigned in a branch, loop or function, or before a command that may set
+    any variable, such as `source`. In a heredoc, the values are those of the script around it, as bash expands them.
     """
     shell = _Shell()
-    text = _HEREDOC.sub(_without_body, text)
-    for raw, end in _raw_commands(text):
+    bodies, blank = [found for found in _HEREDOC.finditer(text) if _is_one(found)], text
+    for found in bodies:
+        start, end = found.start(3), found.end()
+        blank = blank[:start] + re.sub(r"[^\n]", " ", blank[start:end]) + blank[end:]
+    for raw, end in _raw_commands(blank):
         words = shell.take(raw)
         shell.follows(raw, end)
         if words:
             yield words
+        while bodies and raw and raw[-1].line > blank.count("\n", 0, bodies[0].start()):
+            yield from _in_heredoc(bodies.pop(0), shell)
 
 
-def _without_body(found: re.Match[str]) -> str:
-    """Blank a heredoc, unless a shell runs it, or it is none: in a comment or in arithmetic."""
-    line = found.string[found.string.rfind("\n", 0, found.start()) + 1 : found.start()]
-    if re.search(r"\b(?:sbatch|bash|sh|srun|ssh|qsub)\b|^\s*#|\(\(", line):
-        return found[0]
-    return found[0].replace(found[3], "\n" * found[3].count("\n"))
+def _is_one(heredoc: re.Match[str]) -> bool:
+    """Is `<<` neither in a comment nor in arithmetic?"""
+    before = heredoc.string[: heredoc.start()].rpartition("\n")[2]
+    return re.search(r"^\s*#|\(\(", before) is None
 
 
-def _raw_commands(text: str) -> Iterator[tuple[list[_Raw], str]]:
-    """Yield the words of each command, and the operator or newline after it."""
+def _in_heredoc(found: re.Match[str], shell: _Shell) -> Iterator[list[Word]]:
+    """Yield the commands in a heredoc. Its own assignments, and all variables of one in quotes, stay unknown."""
+    reader = _Shell() if found[1] else shell
+    for raw, _ in _raw_commands(found[3], found.string.count("\n", 0, found.start(3)) + 1):
+        while raw and (_ASSIGNMENT.match(raw[0].plain) or raw[0].plain in _BEFORE):
+            raw = raw[1:]
+        if words := [word for one in raw for word in reader.expanded(one)]:
+            yield words
+
+
+def _raw_commands(text: str, line: int = 1) -> Iterator[tuple[list[_Raw], str]]:
+    """Yield the words of each command, and the operator or newline after it. `line` is the line of the beginning."""
     command: list[_Raw] = []
     word: _Raw | None = None
     array: _Raw | None = None
-    place, line = 0, 1
+    place = 0
     while place < len(text):
         if text[place] == "#" and word is None:  # a comment
             place = len(text) if (end := text.find("\n", place)) < 0 else end
@@ -105,8 +128,10 @@ class _Shell:
     def __init__(self) -> None:
         self.values: dict[str, str] = {"HOME": "~"}
         self.arrays: dict[str, list[Word]] = {}
-        self.depth = self.functions = 0
-        self.after_test = False
+        self.depth = self.body = self.subshells = 0
+        """The number of open branches, loops and groups, and that at the outermost function; 0 outside of one."""
+        self.functions: set[str] = set()
+        self.after_test = self.any_set = False
 
     def follows(self, raw: list[_Raw], end: str) -> None:
         """Note whether the next command runs only if this one succeeds or fails: `[ $A = b ] && LR=1`."""
@@ -115,15 +140,10 @@ class _Shell:
 
     def take(self, raw: list[_Raw]) -> list[Word]:
         """Apply the assignments at the start of a command, and return its other words, expanded."""
-        words, before, prefix = list(raw), dict(self.values), list[str]()
-        if raw and (any(word.plain.endswith("()") for word in raw[:2]) or raw[0].plain == "function"):
-            self.depth, self.functions = self.depth + 1, self.functions + 1
+        words, before, prefix = self._after_head(raw), dict(self.values), list[str]()
         while words:
             first = words[0].plain
-            if first == "}" and self.functions:
-                self.depth, self.functions = self.depth - 1, self.functions - 1
-            self._unset_by(words)
-            self.depth += (first in _OPENING) - (first in _CLOSING and self.depth > 0)
+            self._note(words)
             found = _ASSIGNMENT.match(first) if words[0].pieces[0][0] == "plain" else None
             if found:
                 prefix.append(found[1])
@@ -131,33 +151,50 @@ class _Shell:
             elif first == "case" and (arms := [n for n, word in enumerate(words) if word.plain.endswith(")")]):
                 words = words[arms[0] :]  # up to the first pattern
             elif not (
-                first in {*_BEFORE, "while", "until", "if", "elif"}
+                first in {*_BEFORE, "while", "until", "if", "elif", "{"}
                 or (self.depth and first.endswith(")"))
                 or self._is_flag(first, raw)
             ):
                 break
             words = words[1:]
-        expanded = [word for one in words for word in self._expanded(one)]
+        if self.subshells or (words and words[0].plain.startswith("(")):
+            whole = "".join(text for word in raw for kind, text in word.pieces if kind == "plain")
+            self.subshells = max(0, self.subshells + whole.count("(") - whole.count(")"))
         if words and _ASSIGNMENT.match(raw[0].plain):  # `LR=1 command` sets it for this command only
             for name in prefix:
                 self.values[name] = before.get(name, f"${{{name}}}")
-        return expanded
+        return [word for one in words for word in self.expanded(one)]
 
-    def _unset_by(self, words: list[_Raw]) -> None:
-        """Make variables unknown that a loop or `read` sets."""
+    def _after_head(self, raw: list[_Raw]) -> list[_Raw]:
+        """Return a command without the head of a function, `name() {`."""
+        names = [word.plain for word in raw[:2]]
+        place = 1 if names[:1] == ["function"] else 0
+        if not (place or re.match(r"[\w.-]+ ?\(\)", " ".join(names))):
+            return list(raw)
+        self.functions.add(names[place].removesuffix("()"))
+        self.body = self.body or self.depth + 1
+        return [word for word in raw[place + 1 :] if word.plain != "()"]
+
+    def _note(self, words: list[_Raw]) -> None:
+        """Follow branches, loops and functions, and forget variables that a command may set."""
         first = words[0].plain
-        named = words[1:2] if first in ("for", "select") else words[1:] if first == "read" else []
-        for name in (word.plain for word in named):
-            self.values[name] = f"${{{name}}}"
+        self.depth += (first in _OPENING) - (first in _CLOSING and self.depth > 0)
+        if first in _CLOSING and self.depth < self.body:
+            self.body = 0
+        if first in ("for", "select") and len(words) > 1:
+            self.values[words[1].plain] = f"${{{words[1].plain}}}"
+        if first in self.functions or _SETS.match(" ".join(word.plain for word in words) + " "):
+            self.values = {name: f"${{{name}}}" for name in (*self.values, *self.arrays)}
+            self.arrays, self.any_set = {}, True
 
     def _is_flag(self, word: str, raw: list[_Raw]) -> bool:
         return raw[0].plain in _BEFORE and re.fullmatch(r"-\w+", word) is not None
 
     def _assign(self, word: _Raw, name: str, *, added: bool, start: int) -> None:
         """Assign a variable or an array. In a branch or loop, its value stays unknown."""
-        unknown = self.depth > 0 or self.after_test
+        unknown = self.depth > 0 or self.subshells > 0 or self.after_test
         if word.elements is not None:
-            given = [found for element in word.elements for found in self._expanded(element)]
+            given = [found for element in word.elements for found in self.expanded(element)]
             if unknown:
                 given = [Word(f"${{{name}[@]}}", word.line)]
             self.values.pop(name, None)
@@ -173,17 +210,37 @@ class _Shell:
         return "".join(text if kind in ("single", "escaped") else self._filled(text) for kind, text in pieces)
 
     def _filled(self, text: str) -> str:
-        """Replace the variables in a text that are known."""
+        """Replace the variables in a text that are known, and sums of them."""
+        filled = _NAME.sub(self._value, _SUM.sub(self._sum, text))
+        return re.sub(r"\\([$\"\\`])", r"\1", filled)
 
-        def value(found: re.Match[str]) -> str:
-            default = found[0] if found[3] is None else found[3].strip("\"'")
-            return self.values.get(found[1] or found[2], default)
+    def _value(self, found: re.Match[str]) -> str:
+        """Return the value of `$NAME` or `${NAME:-default}`. In a function, no value is known."""
+        name, default = found[1] or found[2], found[4]
+        known = None if self.body else self.values.get(name)
+        if known or (known is not None and ":" not in (found[3] or "")):
+            return known
+        if default is None or self.any_set or self.body:
+            return found[0]
+        if "=" in found[3]:
+            self.values[name] = f"${{{name}}}"
+        return self._filled(default.replace('"', "").strip("'"))
 
-        return re.sub(r"\\([$\"\\`])", r"\1", _NAME.sub(value, text))
+    def _sum(self, found: re.Match[str]) -> str:
+        """Compute `$((2 * A))`: whole numbers with one kind of operator between them."""
+        if self.body:
+            return found[0]
+        text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\}?", lambda name: self.values.get(name[1], "?"), found[1])
+        kinds = {*re.findall(r"[^\w\s]", text)}
+        if len(kinds) > 1 or not re.fullmatch(rf"{_NUMBER}([*+-]{_NUMBER})*", text):
+            return found[0]
+        numbers = [int(number) for number in re.findall(r"\d+", text)]
+        return str(reduce(_OPERATORS[kinds.pop()], numbers)) if kinds else str(numbers[0])
 
-    def _expanded(self, word: _Raw) -> list[Word]:
+    def expanded(self, word: _Raw) -> list[Word]:
         """Expand a word. Arrays, and variables without quotes, may become several words."""
-        if len(word.pieces) == 1 and word.pieces[0][0] in ("name", "double") and word.elements is None:
+        simple = len(word.pieces) == 1 and word.pieces[0][0] in ("name", "double") and word.elements is None
+        if simple and not self.body:
             found = _ARRAY.fullmatch(word.pieces[0][1])
             array = self.arrays.get(found[1] or found[2] or found[3]) if found else None
             if array is not None:

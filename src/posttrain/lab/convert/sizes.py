@@ -8,8 +8,8 @@ verl             prompts_per_step  = train_batch_size,   minibatches = train_bat
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from typing import Any
@@ -34,8 +34,14 @@ class Sizes:
     """Total number of steps, as the other library counts them."""
     passes: float | None = None
     """Passes over the rows, if there is no limit."""
-    used: tuple[str, ...] = field(default=())
-    """The settings of the other library that these sizes cover."""
+    counts_ours: bool = False
+    """True if a step of the other library is one of ours, whatever its sizes are."""
+    used: Mapping[str, Sequence[str]]
+    """The settings of the other library that these sizes cover -> our sizes that follow from each."""
+
+    @property
+    def lengths(self) -> list[str]:
+        return [name for name, ours in self.used.items() if ours == STEPS]
 
     def steps(self, rows: int | None) -> int | None:
         """Return the number of our steps. None if it depends on an unknown number of rows."""
@@ -46,13 +52,17 @@ class Sizes:
         return max(1, int(Fraction(self.passes) * rows / self.prompts))
 
 
+BOTH = ("train.prompts_per_step", "train.minibatches")
+PROMPTS, MINIBATCHES, EPOCHS, STEPS = BOTH[:1], BOTH[1:], ("train.epochs",), ("train.steps",)
 BATCHES = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "generation_batch_size",
     "steps_per_generation",
 )
-LENGTHS = ("max_steps", "num_train_epochs")
+LENGTHS = dict.fromkeys(("max_steps", "num_train_epochs"), STEPS)
+PASSES = ("num_train_epochs", "trainer.total_epochs")
+"""Numbers of passes, which are read if no number of steps is given."""
 
 
 def generated(get: Get, devices: int) -> Sizes:
@@ -67,7 +77,7 @@ def generated(get: Get, devices: int) -> Sizes:
         epochs=epochs,
         counted=max(1, ceil(minibatches * epochs)),
         **_length(get),
-        used=(*BATCHES, *LENGTHS, "num_iterations"),
+        used=dict.fromkeys(BATCHES, BOTH) | LENGTHS | {"num_iterations": EPOCHS},
     )
 
 
@@ -75,7 +85,8 @@ def given(get: Get, devices: int) -> Sizes:
     """Convert TRL's losses on given rows or pairs, and those that sample one group per row."""
     origin = f"{get(BATCHES[0])} per device * {get(BATCHES[1])} accumulated * {devices} device(s)"
     rows = get(BATCHES[0]) * get(BATCHES[1]) * devices
-    return Sizes(prompts=Fraction(rows), origin=origin, **_length(get), used=(*BATCHES[:2], *LENGTHS))
+    used: dict[str, tuple[str, ...]] = {**dict.fromkeys(BATCHES[:2], PROMPTS), **LENGTHS}
+    return Sizes(prompts=Fraction(rows), origin=origin, **_length(get), counts_ours=True, used=used)
 
 
 def episodes(get: Get, devices: int) -> Sizes:
@@ -89,7 +100,7 @@ def episodes(get: Get, devices: int) -> Sizes:
         epochs=get("num_ppo_epochs"),
         limit=ceil(total / batch) if total else told.limit,
         passes=told.passes,
-        used=(*told.used, "total_episodes", "num_mini_batches", "num_ppo_epochs"),
+        used={**told.used, "total_episodes": STEPS, "num_mini_batches": MINIBATCHES, "num_ppo_epochs": EPOCHS},
     )
 
 
@@ -102,7 +113,13 @@ def samples(get: Get, devices: int) -> Sizes:
         minibatches=Fraction(batch, get("mini_batch_size") * (get("gradient_accumulation_steps") or 1)),
         epochs=get("ppo_epochs"),
         limit=ceil(total / (batch * devices)) if total else None,
-        used=("batch_size", "mini_batch_size", "gradient_accumulation_steps", "ppo_epochs", "steps"),
+        used={
+            "batch_size": BOTH,
+            "mini_batch_size": MINIBATCHES,
+            "gradient_accumulation_steps": MINIBATCHES,
+            "ppo_epochs": EPOCHS,
+            "steps": STEPS,
+        },
     )
 
 
@@ -117,13 +134,14 @@ def global_(get: Get, devices: int) -> Sizes:
         epochs=get("actor_rollout_ref.actor.ppo_epochs"),
         limit=get("trainer.total_training_steps"),
         passes=get("trainer.total_epochs"),
-        used=(
-            "data.train_batch_size",
-            "actor_rollout_ref.actor.ppo_mini_batch_size",
-            "actor_rollout_ref.actor.ppo_epochs",
-            "trainer.total_training_steps",
-            "trainer.total_epochs",
-        ),
+        counts_ours=True,
+        used={
+            "data.train_batch_size": BOTH,
+            "actor_rollout_ref.actor.ppo_mini_batch_size": MINIBATCHES,
+            "actor_rollout_ref.actor.ppo_epochs": EPOCHS,
+            "trainer.total_training_steps": STEPS,
+            "trainer.total_epochs": STEPS,
+        },
     )
 
 

@@ -45,7 +45,7 @@ def _read(path: Path, verb: str) -> Source:
 
 
 _OTHERS = {
-    "OpenRLHF": r"^\s*(from|import)\s+openrlhf\b|(-m|--module)\s+openrlhf\.",
+    "OpenRLHF": r"^\s*(from|import)\s+openrlhf\b|(-m|--module)\s+openrlhf\.|\bopenrlhf\.cli\.",
     "AReaL": r"^\s*(from|import)\s+areal\b|-m\s+areal\.|^(allocation_mode|gconfig):",
 }
 """Libraries whose files are not read -> a sign of them."""
@@ -100,13 +100,22 @@ def _merged(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _filled(value: Any, named: Mapping[str, Any]) -> Any:
-    """Resolve a reference to another setting of the same file, such as ${data.train_batch_size}."""
-    found = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:, *([^}]*))?\}", value) if isinstance(value, str) else None
-    if found is None:
+    """Resolve references to other settings of the same file, such as ${data.train_batch_size}. Others are Unread."""
+    if isinstance(value, list):
+        parts = [_filled(part, named) for part in value]
+        return Unread(str(value)) if any(isinstance(part, Unread) for part in parts) else parts
+    if not isinstance(value, str) or "${" not in value:
         return value
+    found = re.fullmatch(_REFERENCE, value)
+    if found is None:
+        whole = re.sub(_REFERENCE, lambda part: str(_filled(part[0], named)), value)
+        return Unread(value) if "${" in whole else whole
     if found[1] in named:
         return _filled(named[found[1]], {key: inner for key, inner in named.items() if key != found[1]})
     return yaml.safe_load(found[2]) if found[2] else Unread(value)
+
+
+_REFERENCE = r"\$\{(?:oc\.select:)?([\w.]+)(?:, *([^}]*))?\}"
 
 
 def _lines(text: str) -> dict[str, int]:

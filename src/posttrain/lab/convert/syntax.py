@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import ast
-import math
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeGuard
 
 from posttrain.lab.convert.records import FORMS, TRL, Given, Unread
@@ -14,14 +13,20 @@ from posttrain.lab.convert.records import FORMS, TRL, Given, Unread
 
 @dataclass(frozen=True)
 class Change:
-    """A change of a name's value after its assignment: `name.key = value`, `name["key"] = value` or `name.method()`."""
+    """A change of a name's value after its assignment: `name.key = value`, `name["key"] = value`, `name.method()`, or
+    `patch(name)` with a function of the script."""
 
-    line: int
+    node: ast.expr
+    """The place of the change in the script."""
     key: str | None
     """None if the change cannot be read."""
     value: ast.expr
     """The call of a method is a change without a key whose value is the call."""
     text: str
+
+    @property
+    def line(self) -> int:
+        return self.node.lineno
 
 
 class Script:
@@ -34,6 +39,7 @@ class Script:
         self.changed: defaultdict[str, list[Change]] = defaultdict(list)
         self.functions = {n.name for n in tree.body if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
         self.classes = {n.name: n for n in nodes if isinstance(n, ast.ClassDef)}
+        self.callable = {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.AsyncFunctionDef))}
         self.imported: dict[str, str] = {}
         self.fields = {id(statement) for node in self.classes.values() for statement in node.body}
         for node in nodes:
@@ -49,10 +55,13 @@ class Script:
             return
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and _changes_its_owner(node.value):
             self._call_for_effect(node.value)
+        if isinstance(node, ast.Call) and self._last(node.func) in self.callable:
+            for given in (*node.args, *(keyword.value for keyword in node.keywords)):
+                self._change_unread(given, node)
         if isinstance(node, ast.Delete):
             for target in node.targets:
-                if isinstance(target, (ast.Subscript, ast.Attribute)) and isinstance(target.value, ast.Name):
-                    self.changed[target.value.id].append(Change(node.lineno, None, target, ast.unparse(node)))
+                if isinstance(target, (ast.Subscript, ast.Attribute)):
+                    self._change_unread(target, target)
         elif isinstance(node, ast.Assign):
             for target in node.targets:
                 self._assign(target, node.value)
@@ -89,18 +98,23 @@ class Script:
             key, owner = target.slice.value if isinstance(target.slice, ast.Constant) else None, target.value
         else:
             return
-        while isinstance(owner, (ast.Attribute, ast.Subscript)):
-            key, owner = None, owner.value
-        if isinstance(owner, ast.Name):
-            text = f"{ast.unparse(target)} = {ast.unparse(value)}"
-            self.changed[owner.id].append(Change(target.lineno, key if isinstance(key, str) else None, value, text))
+        text = f"{ast.unparse(target)} = {ast.unparse(value)}"
+        name = _owner(owner)
+        if isinstance(name, ast.Name):
+            known = key if isinstance(key, str) and name is owner else None
+            self.changed[name.id].append(Change(target, known, value, text))
 
     def _call_for_effect(self, call: ast.Call) -> None:
         """Record `name.update(...)` and `setattr(name, ...)` as a change."""
-        set_by_name = isinstance(call.func, ast.Name) and call.func.id == "setattr" and call.args
-        owner = call.args[0] if set_by_name else call.func.value if isinstance(call.func, ast.Attribute) else None
-        if isinstance(owner, ast.Name):
-            self.changed[owner.id].append(Change(call.lineno, None, call, ast.unparse(call)))
+        if isinstance(call.func, ast.Attribute):
+            self._change_unread(call.func.value, call)
+        if call.args and ast.unparse(call.func).endswith(("setattr", "__setattr__")):
+            self._change_unread(call.args[0], call)
+
+    def _change_unread(self, owner: ast.expr, node: ast.expr) -> None:
+        name = _owner(owner)
+        if isinstance(name, ast.Name):
+            self.changed[name.id].append(Change(node, None, node, ast.unparse(node)))
 
     def called(self, call: ast.Call) -> str:
         """Return the last part of the called function's name. Import aliases are resolved."""
@@ -121,7 +135,9 @@ class Script:
 
     def form_of(self, call: ast.Call) -> str | None:
         """Return the form of forms.yaml that a call creates. A form that `known_by` recognises takes precedence."""
-        name, given = self.called(call), {keyword.arg for keyword in call.keywords}
+        called = self.called(call)
+        name = next((base for base in self.bases(called) if base in FORMS[TRL]), called)
+        given = {keyword.arg for keyword in call.keywords}
         older = (
             form for form, told in FORMS[TRL].items() if form.startswith(f"{name} ") and given & {*told["known_by"]}
         )
@@ -143,50 +159,72 @@ class Script:
         return [name for name, values in self.assigned.items() if any(value is node for value in values)]
 
     def changes_of(self, node: ast.expr) -> list[Change]:
-        return [change for name in self.names_of(node) for change in self.changed[name]]
+        """Return the changes of an expression under its names. Those under a second name, `b = a`, are not read."""
+        names = {*self.names_of(node)}
+        changes = [change for name in sorted(names) for change in self.changed[name]]
+        known = {*names}
+        while more := {alias for alias in self.assigned if alias not in known and self._is_one_of(alias, known)}:
+            changes += [replace(change, key=None) for alias in sorted(more) for change in self.changed[alias]]
+            known |= more
+        return sorted(changes, key=lambda change: change.line)
+
+    def _is_one_of(self, alias: str, names: set[str]) -> bool:
+        """Is a name assigned one of these names, or a list of them?"""
+        parts = [part for value in self.assigned[alias] for part in getattr(value, "elts", [value])]
+        return any(isinstance(part, ast.Name) and part.id in names for part in parts)
 
     def arguments(self, call: ast.Call) -> dict[str, Given]:
         """Return the keyword arguments of a call, including `**` of a dict, with what the script changes afterwards."""
         given: dict[str, Given] = {}
         for keyword in call.keywords:
-            value = self.value(keyword.value, until=call.lineno)
+            value = self.value(keyword.value, reader=call)
             if keyword.arg is not None:
                 given[keyword.arg] = Given(value, keyword.value.lineno)
             elif isinstance(value, dict):
                 given |= {str(name): Given(inner, keyword.value.lineno) for name, inner in value.items()}
-        return given | self._changed(call)
+        return given | self._changed(call, None, frozenset())
 
-    def _changed(self, node: ast.expr, until: float = math.inf) -> dict[str, Given]:
-        """Return the settings that the script assigns after it created them, up to a line. Whether another function is
-        called is not known."""
-        unsure = any(name in self.uncertain for name in self.names_of(node))
+    def _changed(self, node: ast.expr, reader: ast.expr | None, seen: frozenset[str]) -> dict[str, Given]:
+        """Return the settings that the script assigns between the creation of an object and the call that reads it. A
+        value is certain if all three are lines of the same function that always run."""
+        straight = not any(name in self.uncertain for name in self.names_of(node)) and self._together(node, reader)
         given: dict[str, Given] = {}
         for change in self.changes_of(node):
-            if change.key is not None and change.line <= until:
-                sure = not unsure and change.key not in given and id(change.value) not in self.conditional
-                sure = sure and self.place.get(id(change.value)) == self.place.get(id(node))
-                value = self.value(change.value) if sure else Unread(ast.unparse(change.value))
+            if change.key is not None and not self._is_later(change, node, reader):
+                sure = straight and change.key not in given and self._always_with(change, node)
+                value = self.value(change.value, seen) if sure else Unread(ast.unparse(change.value))
                 given[change.key] = Given(value, change.line)
         return given
 
-    def value(self, node: ast.expr, seen: frozenset[str] = frozenset(), until: float = math.inf) -> Any:
-        """Return the literal value of an expression, following assigned names; otherwise its source as Unread. Of a
-        dict, only changes up to the line `until` count."""
+    def _together(self, one: ast.expr, other: ast.expr | None) -> bool:
+        """Are two expressions in the same function, or both outside of functions?"""
+        return other is None or self.place.get(id(one)) == self.place.get(id(other))
+
+    def _always_with(self, change: Change, node: ast.expr) -> bool:
+        return self._together(change.node, node) and id(change.node) not in self.conditional
+
+    def _is_later(self, change: Change, node: ast.expr, reader: ast.expr | None) -> bool:
+        """Does a change certainly come after the call that reads the object?"""
+        if reader is None or not self._together(node, reader):
+            return False
+        return self._always_with(change, node) and change.line > reader.lineno
+
+    def value(self, node: ast.expr, seen: frozenset[str] = frozenset(), reader: ast.expr | None = None) -> Any:
+        """Return the literal value of an expression, following assigned names; otherwise its source as Unread. Changes
+        of a dict after the expression `reader`, which reads it, do not count."""
         if isinstance(node, ast.Name):
             known = self._is_known(node) and node.id not in seen
-            known = known and not (
-                self.changed[node.id] and isinstance(self.assigned[node.id][0], ast.Name)
-            )  # an alias
-            return self.value(self.assigned[node.id][0], seen | {node.id}, until) if known else Unread(node.id)
+            return self.value(self.assigned[node.id][0], seen | {node.id}, reader) if known else Unread(node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):  # config.model_name
-            made = self.resolved(node.value)
+            made, text = self.resolved(node.value), ast.unparse(node)
             if isinstance(made, ast.Call) and self.form_of(made):
                 told = (keyword.value for keyword in made.keywords if keyword.arg == node.attr)
-                return next((self.value(value, seen) for value in told), Unread(ast.unparse(node)))
+                value = None if text in seen or self.changes_of(made) else next(told, None)
+                return Unread(text) if value is None else self.value(value, seen | {text})
             if node.value.id == "torch":
                 return node.attr
         if isinstance(node, ast.Dict) or (isinstance(node, ast.Call) and self.called(node) == "dict" and not node.args):
-            return self._dict(node, seen, until)
+            return self._dict(node, seen, reader)
         if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Mult, ast.Add, ast.FloorDiv)):
             left, right = self.value(node.left, seen), self.value(node.right, seen)
             if isinstance(left, int) and isinstance(right, int):
@@ -197,21 +235,21 @@ class Script:
         except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return Unread(ast.unparse(node))
 
-    def _dict(self, node: ast.Dict | ast.Call, seen: frozenset[str], until: float) -> Any:
+    def _dict(self, node: ast.Dict | ast.Call, seen: frozenset[str], reader: ast.expr | None) -> Any:
         """Return the dict of `{...}` or `dict(...)`, with `**` and changes; Unread if one of these cannot be read."""
-        if any(change.key is None and change.line <= until for change in self.changes_of(node)):
+        if any(change.key is None and not self._is_later(change, node, reader) for change in self.changes_of(node)):
             return Unread(ast.unparse(node))
         if isinstance(node, ast.Dict):
-            pairs = [(key and self.value(key), inner) for key, inner in zip(node.keys, node.values, strict=True)]
+            pairs = [(key and self.value(key, seen), inner) for key, inner in zip(node.keys, node.values, strict=True)]
         else:
             pairs = [(keyword.arg, keyword.value) for keyword in node.keywords]
         made: dict[Any, Any] = {}
         for key, inner in pairs:
-            value = self.value(inner, seen, until if key is not None else min(until, inner.lineno))
+            value = self.value(inner, seen, reader if key is not None else inner)  # `**` copies
             if key is None and not isinstance(value, dict):
                 return Unread(ast.unparse(node))
             made |= value if key is None else {key: value}
-        return made | {name: given.value for name, given in self._changed(node, until).items()}
+        return made | {name: given.value for name, given in self._changed(node, reader, seen).items()}
 
     def behind(self, node: ast.expr, seen: frozenset[str] = frozenset()) -> Iterator[ast.Call | ast.Subscript]:
         """Yield the calls and keys that an expression applies to a value, last one first, and through all its names."""
@@ -230,6 +268,15 @@ class Script:
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 
 
+def _owner(node: ast.expr) -> ast.expr:
+    """Return `a` for `a.b["c"]` and for `vars(a)`."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    if isinstance(node, ast.Call) and node.args and ast.unparse(node.func) == "vars":
+        return _owner(node.args[0])
+    return node
+
+
 def _changes_its_owner(value: ast.expr | None) -> TypeGuard[ast.Call]:
     """Is this a call such as `options.pop("beta")`, whose result is kept?"""
     if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
@@ -245,7 +292,7 @@ def _may_not_run(node: ast.AST) -> bool:
     """Is this a branch or loop, whose statements run only under a condition?"""
     if isinstance(node, ast.If):
         return not _is_main(node)
-    return isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.Match, ast.ExceptHandler))
+    return isinstance(node, (ast.For, ast.AsyncFor, ast.While, ast.Match, ast.Try))
 
 
 def _reads_of_parameters(node: ast.AST) -> Iterator[ast.Name]:
