@@ -30,6 +30,7 @@ import psutil
 
 from posttrain.errors import ConfigError, StorageError
 from posttrain.owner import pid_here, this_process
+from posttrain.shown import shown
 from posttrain.store.remote import Gone, RemoteFolder, Taken
 
 FOLDER = ".writers"
@@ -97,7 +98,7 @@ class Claim:
         raise ConfigError(
             given=f"{self.remote.url} is being written by another process ({'unknown' if found is None else found.by})",
             allowed="one process per run",
-            fix=f"`posttrain resume {self.remote.url}` continues from there once that process has ended.",
+            fix=f"`posttrain resume {shown(self.remote.url)}` continues from there once that process has ended.",
         )
 
     def end(self, *, remove: bool = False) -> None:
@@ -150,7 +151,8 @@ class Claim:
             raise ConfigError(
                 given=f"output = {self.remote.url}, which already holds {what}",
                 allowed="a URL below which there is nothing yet",
-                fix=f"`posttrain resume {self.remote.url}` continues a run; set output to another URL for a new one.",
+                fix=f"`posttrain resume {shown(self.remote.url)}` continues a run; set output to another URL "
+                "for a new one.",
             )
 
 

@@ -61,6 +61,7 @@ from posttrain.files import (
 )
 from posttrain.heartbeat import beat
 from posttrain.owner import in_words, pid_here, this_process
+from posttrain.shown import shown
 from posttrain.store.carrier import Carrier
 from posttrain.store.timeline import Timeline
 
@@ -451,7 +452,8 @@ def _explained(folder: Path) -> Iterator[None]:
             raise DoesNotFit(
                 given=f"the run cannot be written to {folder}: {error.strerror}",
                 allowed="a disk with room for metrics, rollouts and checkpoints",
-                fix=f"Free some space, then `posttrain resume {folder}`; or set output to a folder on another disk.",
+                fix=f"Free some space, then `posttrain resume {shown(folder)}`; or set output to a folder on "
+                "another disk.",
             ) from error
         raise ConfigError(
             given=f"output = {folder}, which cannot be written ({error.strerror or error})",
@@ -507,7 +509,7 @@ def require_unused(folder: Path) -> None:
         raise ConfigError(
             given=f"output = {folder}, which already holds a run",
             allowed="a folder that does not exist yet, or an empty one",
-            fix=f"`posttrain resume {folder}` continues that run; set output to another folder for a new one.",
+            fix=f"`posttrain resume {shown(folder)}` continues that run; set output to another folder for a new one.",
         )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from posttrain.errors import ConfigError
+from posttrain.shown import shown
 
 FORMS: Mapping[str, Any] = yaml.load(
     Path(__file__).with_name("forms.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -63,5 +64,5 @@ def nothing_found(path: Path, looked_for: str) -> ConfigError:
     return ConfigError(
         given=f"{path} holds no known config",
         allowed=looked_for,
-        fix=f"Say what the file trains: posttrain convert {path} --as {'|'.join(VERBS)}.",
+        fix=f"Say what the file trains: posttrain convert {shown(path)} --as {'|'.join(VERBS)}.",
     )
