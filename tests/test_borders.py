@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -34,6 +35,8 @@ MAY_IMPORT = {
     "control_groups.py": PURE | {"os", "pathlib"},
     "controller": PURE | {"heapq", "json", "copy", "posttrain.controller"},
     "errors.py": {"__future__"},
+    "shown.py": PURE | {"pathlib", "shlex"},
+    "owner.py": PURE | {"hashlib", "os", "pathlib", "socket"},
     "files.py": PURE
     | {
         "contextlib",
@@ -120,7 +123,8 @@ def imports_nothing_of(refused: set[str], but: frozenset[str] | set[str] = froze
     return rule
 
 
-REPORT = imports_nothing_of({"torch", "posttrain"}, but={"posttrain.report", "posttrain.errors", "posttrain.files"})
+READS = {"posttrain.report", "posttrain.errors", "posttrain.files", "posttrain.owner", "posttrain.shown"}
+REPORT = imports_nothing_of({"torch", "posttrain"}, but=READS)
 
 
 @pytest.mark.parametrize("part", MAY_IMPORT)
@@ -237,6 +241,28 @@ def runs_foreign_code(tree: ast.Module) -> Iterator[str]:
             yield f"line {node.lineno} trusts what it reads: {name}"
 
 
+SETTLED = {"algorithm"}
+"""What a command may name without quotes: no path and no text of a user."""
+
+
+def names_a_bare_path(tree: ast.Module) -> Iterator[str]:
+    """Find commands in messages, such as f"`posttrain resume {folder}`", that a shell would not read as one folder."""
+    for node in nodes_of(tree):
+        if not isinstance(node, ast.JoinedStr):
+            continue
+        for before, value in zip(node.values, node.values[1:], strict=False):
+            command = isinstance(before, ast.Constant) and re.search(r"posttrain [a-z]+ ([A-Z]+ )?$", str(before.value))
+            if not command or not isinstance(value, ast.FormattedValue):
+                continue
+            told = name_of(value.value.func) if isinstance(value.value, ast.Call) else name_of(value.value)
+            if told != "shown" and told.rpartition(".")[2] not in SETTLED:
+                yield f"line {node.lineno} names {ast.unparse(value.value)} in a command without shown(...)"
+
+
+def test_commands_in_messages_can_be_pasted_into_a_shell():
+    check(names_a_bare_path, FILES)
+
+
 RUN_PROGRAMS = {"sandbox/inside/program.py", "programs/driver.py", "programs/bench.py"}
 """Files of verify/ that run foreign code in a confined process, and files that package our own code for it."""
 
@@ -300,6 +326,9 @@ def test_the_code_of_an_algorithm_is_read_at_one_sitting():
         (runs_foreign_code, "eval(text)"),
         (runs_foreign_code, "yaml.load(text, Loader=yaml.UnsafeLoader)"),
         (runs_foreign_code, "AutoModel.from_pretrained(path, trust_remote_code=True)"),
+        (names_a_bare_path, "fix = f'`posttrain resume {folder}` continues it'"),
+        (names_a_bare_path, "fix = f'Give a folder: posttrain export RUN {folder} --to hf'"),
+        (names_a_bare_path, "fix = f'posttrain eval {str(run.folder)}'"),
         (too_long, "def f():\n" + "    x = 1\n" * 60),
     ],
 )
@@ -319,6 +348,8 @@ def test_the_rule_catches(rule, line):
         (branches_on_an_algorithm, "ALIASES = {'ppo_clip': 'grpo'}"),
         (runs_foreign_code, "model.eval()\ntorch.load(path, weights_only=True)\nyaml.safe_load(text)"),
         (runs_foreign_code, "AutoModel.from_pretrained(path, trust_remote_code=config.trust_remote_code)"),
+        (names_a_bare_path, "fix = f'`posttrain resume {shown(folder)}` continues {folder}'"),
+        (names_a_bare_path, "text = f'`posttrain explain {found.algorithm}`, or look into {folder}'"),
         (too_long, "def f():\n" + "    x = 1\n" * 59),
     ],
 )

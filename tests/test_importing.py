@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 
 from posttrain.importing import Deferred, defer, uninterrupted
+from posttrain.stopping import terminated_as_interrupted
 
 
 @pytest.fixture
@@ -125,49 +126,57 @@ assert type(torch) is type(sys) and sys.modules["torch"] is torch and torch.nn i
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_an_interrupt_that_ends_in_a_finaliser_is_heard_after_it(tmp_path):
+@pytest.mark.parametrize(("sent", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_an_interrupt_that_ends_in_a_finaliser_is_heard_after_it(tmp_path, sent, code):
     program = """
 import os, signal, time
 from posttrain.importing import hear_interrupts_again
+from posttrain.stopping import terminated_as_interrupted
 
 class Finalised:
     def __del__(self):
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SENT)
         for _ in range(1000):
             pass
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # which a job in the background ignores
 hear_interrupts_again()
 try:
-    del [Finalised()][0]
-    for _ in range(50):
-        time.sleep(0.1)
-except KeyboardInterrupt:
-    print("heard")
+    with terminated_as_interrupted():
+        del [Finalised()][0]
+        for _ in range(50):
+            time.sleep(0.1)
+except KeyboardInterrupt as stop:
+    print("heard", getattr(stop, "exit_code", 130))
 """
+    program = program.replace("SENT", sent)
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
-    assert (done.stdout, done.returncode) == ("heard\n", 0), done.stderr
+    assert (done.stdout, done.returncode) == (f"heard {code}\n", 0), done.stderr
 
 
 @pytest.fixture
 def interruptible():
     """Make Ctrl-C work in this test, also if the tests run as a background job, which ignores it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
+    with terminated_as_interrupted():
+        yield
     signal.signal(signal.SIGINT, before)
 
 
-def test_an_interrupt_waits_for_the_end_of_the_import(interruptible):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_waits_for_the_end_of_the_import(interruptible, sent):
     lines = []
-    with pytest.raises(KeyboardInterrupt), uninterrupted():
-        lines += [signal.raise_signal(signal.SIGINT), "goes on"]
+    with pytest.raises(KeyboardInterrupt) as stop, uninterrupted():
+        lines += [signal.raise_signal(sent), "goes on"]
+    assert getattr(stop.value, "exit_code", 130) == 128 + sent
     assert lines == [None, "goes on"]
 
 
-def test_an_interrupt_is_heard_where_the_import_fails(interruptible):
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_heard_where_the_import_fails(interruptible, sent):
     def fails():
         with suppress(ImportError), uninterrupted():
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(sent)
             raise ImportError("an optional library is not there")
 
     with pytest.raises(KeyboardInterrupt):

@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
+from posttrain.stopping import SIGNALS, signal_of
+
 _KNOWN_UNLOADED = frozenset(
     ("__cached__", "__class__", "__doc__", "__file__", "__loader__", "__name__", "__package__", "__spec__")
 )
@@ -100,30 +102,32 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Delay Ctrl-C to the end of this block. During an import, a library may catch it, conclude that an optional
-    library is missing, and continue. A library that was interrupted halfway can also crash when the process ends.
+    """Delay Ctrl-C and SIGTERM to the end of this block. During an import, a library may catch them, conclude that an
+    optional library is missing, and continue. A library that was interrupted halfway can also crash at the end.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+    if threading.current_thread() is not threading.main_thread():
         yield
         return
+    handlers = {number: handler for number in SIGNALS if callable(handler := signal.getsignal(number))}
     heard = list[int]()
-    signal.signal(signal.SIGINT, lambda number, frame: heard.append(number))
+    for number in handlers:
+        signal.signal(number, lambda number, frame: heard.append(number))
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         if heard:
-            signal.raise_signal(signal.SIGINT)  # also after a failed import, which the caller may expect and catch
+            signal.raise_signal(heard[0])  # also after a failed import, which the caller may expect and catch
 
 
 def hear_interrupts_again() -> None:
-    """Send a Ctrl-C again if its exception was raised inside a finaliser, from which no exception can escape."""
+    """Send a Ctrl-C or SIGTERM again if its exception was raised inside a finaliser: none can escape from there."""
     before = sys.unraisablehook
 
     def again(told: sys.UnraisableHookArgs) -> None:
         if issubclass(told.exc_type, KeyboardInterrupt):
-            threading.Timer(SOON, _thread.interrupt_main).start()
+            threading.Timer(SOON, _thread.interrupt_main, [signal_of(told.exc_value)]).start()
         else:
             before(told)
 

@@ -32,10 +32,12 @@ from posttrain.engines.port import (
 )
 from posttrain.engines.sampler import Digest
 from posttrain.errors import CheckpointError, ConfigError, EngineError, GuardStop, NonFiniteError
+from posttrain.experience import driver as driver_module
 from posttrain.experience.answers import Question
 from posttrain.experience.driver import Driver
 from posttrain.experience.group import Group
 from posttrain.experience.schedule import Schedule
+from posttrain.stopping import ask_to_stop
 from posttrain.types import Prompt
 
 PROMPTS = [Prompt(index=i, ids=(1, i + 2), text=str(i)) for i in range(40)]
@@ -316,6 +318,22 @@ def test_whatever_one_engine_does_each_prompt_is_trained_once_with_its_own_token
     if SAYS.get(wrong):
         assert any(SAYS[wrong] in sentence for sentence in world.said)
     assert all(engine.killed for engine in world.made)
+
+
+@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize("wrong", [HangsInTheMiddle, NeverLoads, Scripted], ids=lambda kind: kind.__name__)
+def test_a_run_that_is_asked_to_stop_says_which_engine_it_waits_for(monkeypatch, wrong, asked):
+    monkeypatch.setattr(driver_module, "SILENT", 0.1)
+    monkeypatch.setattr(driver_module, "TICK", 0.02)
+    ask_to_stop(asked)
+    try:
+        with World(wrong) as world:
+            world.train(2)
+    finally:
+        ask_to_stop(False)
+    told = [sentence for sentence in world.said if sentence.startswith("waiting for engine 0 before the run can stop")]
+    assert len(told) == (asked and wrong is not Scripted)
+    assert all("given up after 0.4 s" in sentence for sentence in told)
 
 
 def test_an_engine_of_another_model_is_refused():

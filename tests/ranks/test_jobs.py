@@ -16,13 +16,14 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.processes import Command
 
 import posttrain as pt
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.train import launch
 from posttrain.train.job import FinishedRun, _machines, refuse_neighbours_apart
-from posttrain.train.local_ranks import LocalRanks
+from posttrain.train.local_ranks import LocalRank, LocalRanks
 
 CONFIG: dict[str, Any] = {
     "model": {"path": "tiny:sort", "precision": "float32"},
@@ -144,6 +145,60 @@ def test_a_launcher_that_is_stopped_before_it_has_ranks_ends_with_the_code_of_th
         pt.train(config(tmp_path / "run", 2))
     assert vars(stopped.value)["exit_code"] == 128 + number
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        ([], "stopped before anything was trained; you can use {} again"),
+        (["config.yaml", "error.json"], "stopped before anything was trained; you can use {} again"),
+        (["config.yaml"], "stopped before the first checkpoint; `posttrain resume {}` begins again"),
+        (["config.yaml", "evaluation.json"], "stopped before the first checkpoint; `posttrain resume {}` begins again"),
+        (
+            ["config.yaml", "error.json", "evaluation.json", "checkpoints/.step-000000.tmp"],
+            "stopped before the first checkpoint; `posttrain resume {}` begins again",
+        ),
+        (
+            ["config.yaml", "error.json", "checkpoints/step-000000/manifest.json"],
+            "stopped; `posttrain resume {}` continues the run from its newest checkpoint",
+        ),
+    ],
+)
+def test_a_stopped_job_names_a_checkpoint_only_if_there_is_one(tmp_path, files, told):
+    for file in files:
+        (tmp_path / "run" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / file).touch()
+    stop = launch._error_of(tmp_path / "run", 143, tmp_path)
+    assert (str(stop), vars(stop)["exit_code"]) == (told.format(tmp_path / "run"), 143)
+
+
+def test_a_rank_starts_with_both_signals_blocked_and_its_launcher_goes_on_hearing_them(tmp_path, monkeypatch):
+    monkeypatch.setattr("posttrain.train.local_ranks.PROGRAM", "json.tool")  # waits for stdin, and dies of a signal
+    rank = LocalRank(tmp_path / "none", dict(os.environ), None)
+    try:
+        status = Path(f"/proc/{rank.process.pid}/status").read_text()
+        blocked = int(status.split("SigBlk:")[1].split()[0], 16)
+        assert all(blocked >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM))
+        assert not signal.pthread_sigmask(signal.SIG_BLOCK, []) & {signal.SIGINT, signal.SIGTERM}
+    finally:
+        rank.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [0, 2])
+def test_a_job_that_is_stopped_while_its_ranks_start_says_that_nothing_is_there(tmp_path, sent, seconds):
+    (tmp_path / "run.yaml").write_text(json.dumps(config(tmp_path / "run", 2, steps=1000)))
+    process = Command("train", "run.yaml", "--quiet", cwd=tmp_path)
+    while not list((tmp_path / "run").glob(".job-*/life-*/job.json")):
+        assert process.returncode is None, process.communicate()
+        time.sleep(0.02)
+    time.sleep(seconds)
+    process.send_signal(sent)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 128 + sent
+    assert "Traceback" not in err
+    assert "stopped before anything was trained; you can use" in err
 
 
 def test_the_folder_of_a_job_is_in_the_folder_of_its_run_where_a_resume_removes_it(tmp_path, monkeypatch):

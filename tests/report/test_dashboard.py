@@ -378,6 +378,7 @@ def test_what_a_crash_left_is_shown_with_what_could_not_be_read(tmp_path):
         ("checkpoint", False, "pid {alive} on another", "silent"),
         ("checkpoint", False, "", "silent"),
         ("checkpoint", False, "pid {alive}99999999999999 on {here}", "stopped"),
+        ("checkpoint", False, "pid {dead} on {here} (00000000)", "silent"),  # in another container
     ],
 )
 def test_how_a_run_stands_is_told_by_its_files_and_its_process(tmp_path, last, error, owner, state):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -347,9 +348,9 @@ def test_files_of_somebody_else_are_never_touched(storage):
 
 
 def test_a_run_that_is_written_elsewhere_is_not_taken_over(storage, monkeypatch):
-    monkeypatch.setattr(claim.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     with storage.start() as store:
-        monkeypatch.setattr(claim.socket, "gethostname", lambda: "here")
+        monkeypatch.setattr(socket, "gethostname", lambda: "here")
         take_step(store, 1)
         store.carrier.finish()
         with pytest.raises(ConfigError, match="is being written by another process"):
@@ -359,9 +360,9 @@ def test_a_run_that_is_written_elsewhere_is_not_taken_over(storage, monkeypatch)
 
 def test_a_writer_that_is_silent_is_taken_over_and_then_writes_nothing_more(storage, monkeypatch):
     monkeypatch.setattr(claim, "WATCHED", 0.5)
-    monkeypatch.setattr(claim.socket, "gethostname", lambda: "elsewhere")
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
     with storage.start() as store:
-        monkeypatch.setattr(claim.socket, "gethostname", lambda: "here")
+        monkeypatch.setattr(socket, "gethostname", lambda: "here")
         take_step(store, 1)
         store.carrier.finish()
         store.carrier._claim._ended.set()  # as on a machine that lost its network

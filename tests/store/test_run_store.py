@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import multiprocessing
 import os
+import shutil
+import socket
+import subprocess
+import sys
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as parquet
@@ -17,9 +27,10 @@ from tests.processes import run_code
 from posttrain.errors import ConfigError, RewardError
 from posttrain.experience.group import groups_of
 from posttrain.experience.rollouts import rollout_table
+from posttrain.owner import machine
 from posttrain.rewards import Scores
 from posttrain.store import run_store
-from posttrain.store.run_store import RunStore
+from posttrain.store.run_store import RunLock, RunStore
 from posttrain.types import Completion, Prompt
 
 NAN, INF = float("nan"), float("inf")
@@ -242,6 +253,120 @@ def test_the_lock_of_a_killed_process_is_taken_over_even_if_a_child_of_it_lives_
             resumed.metrics(1, {})
     finally:
         os.kill(worker, 9)
+
+
+def ended_process() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        pass
+    return process.pid
+
+
+@contextmanager
+def held(folder: Path, owner: str) -> Iterator[int]:
+    """The lock of the folder, signed by `owner` and held by somebody."""
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    os.pwrite(descriptor, owner.encode(), 0)
+    yield descriptor
+    os.close(descriptor)
+
+
+@pytest.mark.parametrize(
+    ("owner", "told"),
+    [
+        ("pid {dead} on {machine}\n", None),
+        ("pid {dead} on {host}\n", None),  # of an earlier version
+        ("pid {alive} on {machine}\n", "pid {alive} on {host}"),
+        ("pid {alive} on {host}", "pid {alive} on {host}"),
+        ("pid {dead} on {host} (00000000)\n", "pid {dead} on {host}, in another container or machine of that name"),
+        ("pid {alive} on {host} (unknown)\n", "pid {alive} on {host}, in another container or machine of that name"),
+        ("pid {dead} on {host}2 (00000000)\n", "pid {dead} on {host}2"),
+        ("pid {dead} on {host}2", "pid {dead} on {host}2"),
+        ("", "unknown"),
+        ("pid x on {host}", "pid x on {host}"),
+    ],
+)
+def test_only_an_owner_that_is_known_to_be_dead_loses_its_lock(tmp_path, owner, told):
+    names = {"dead": ended_process(), "alive": os.getpid(), "host": socket.gethostname(), "machine": machine()}
+    with held(tmp_path, owner.format(**names)):
+        if told is None:
+            RunLock(tmp_path).release()
+            return
+        with pytest.raises(ConfigError) as caught:
+            RunLock(tmp_path)
+        assert caught.value.given == f"{tmp_path} is being written by another process ({told.format(**names)})"
+
+
+def test_a_process_that_has_just_got_the_lock_of_a_dead_one_keeps_it(tmp_path, monkeypatch):
+    """It holds the lock, but has yet to sign it."""
+    with held(tmp_path, f"pid {ended_process()} on {machine()}\n") as first:
+        signs = f"pid {os.getppid()} on {machine()}\n".encode()
+        monkeypatch.setattr(run_store.time, "sleep", lambda seconds: os.pwrite(first, signs, 0))
+        with pytest.raises(ConfigError, match=rf"another process \(pid {os.getppid()} on"):
+            RunLock(tmp_path)
+        assert (tmp_path / ".lock").stat().st_ino == os.fstat(first).st_ino
+
+
+def test_a_process_whose_lock_was_taken_over_before_it_signed_does_not_have_it(tmp_path, monkeypatch):
+    lock, others = fcntl.flock, []
+
+    def taken_over(descriptor: int, how: int) -> None:
+        lock(descriptor, how)
+        if not others:
+            (tmp_path / ".lock").unlink()
+            others.append(held(tmp_path, f"pid {os.getppid()} on {machine()}\n"))
+            others[0].__enter__()
+
+    monkeypatch.setattr(run_store.fcntl, "flock", taken_over)
+    with pytest.raises(ConfigError, match=rf"another process \(pid {os.getppid()} on"):
+        RunLock(tmp_path)
+    others[0].__exit__(None, None, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("orphan", [False, True], ids=["free", "held by a child of the dead owner"])
+def test_of_processes_that_start_in_the_same_instant_one_gets_the_lock_of_a_dead_one(tmp_path, orphan):
+    context, dead = multiprocessing.get_context("fork"), f"pid {ended_process()} on {machine()}\n"
+    for _ in range(40):
+        (tmp_path / ".lock").write_text(dead)
+        at, answers, asked = time.time() + 0.05, context.Queue(), context.Event()
+        ones = [context.Process(target=take_the_lock, args=(tmp_path, at, answers, asked)) for _ in range(3)]
+        with held(tmp_path, dead) if orphan else nullcontext():
+            for one in ones:
+                one.start()
+            got = [answers.get() for _ in ones]
+        asked.set()
+        for one in ones:
+            one.join()
+        assert sorted(got) == ["got it", "refused", "refused"]
+
+
+def take_the_lock(folder: Path, at: float, answers: Any, ends: Any) -> None:
+    while time.time() < at:
+        pass
+    try:
+        kept = RunLock(folder)
+        answers.put("got it")
+        ends.wait()
+        kept.release()
+    except ConfigError:
+        answers.put("refused")
+
+
+APART = ["unshare", "--pid", "--fork", "--mount-proc"]
+"""Runs a program with pids of its own, as a container does."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    shutil.which("unshare") is None or subprocess.run([*APART, "true"], capture_output=True).returncode != 0,
+    reason="no right to make a pid namespace",
+)
+def test_a_container_with_the_same_host_name_does_not_take_the_run(store):
+    code = "import sys; from pathlib import Path; from posttrain.store.run_store import RunStore\n"
+    code += "RunStore.open(Path(sys.argv[1]))"
+    result = subprocess.run([*APART, sys.executable, "-c", code, store.folder], capture_output=True, text=True)
+    assert f"(pid {os.getpid()} on {socket.gethostname()}, in another container" in result.stderr
 
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):

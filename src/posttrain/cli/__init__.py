@@ -39,12 +39,13 @@ from posttrain.cli.refused import refusal
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.importing import defer, hear_interrupts_again
 from posttrain.ranks.environment import leave, place_of_process
+from posttrain.stopping import terminated_as_interrupted
 
 UsageError: Any = typer.BadParameter.__base__
 """click's error for a command line that it cannot parse. It is found through typer: newer releases bundle click."""
 
 INTERRUPTED = 128 + signal.SIGINT
-"""Exit code after Ctrl-C, by the convention of shells. `posttrain.train.api` sets 143 after SIGTERM."""
+"""Exit code after Ctrl-C, by the convention of shells. After SIGTERM, the exception carries 143."""
 
 COMPLETE = "_POSTTRAIN_COMPLETE"
 """Environment variable that the scripts of `--install-completion` set."""
@@ -131,7 +132,8 @@ def run(arguments: Sequence[str]) -> int:
     defer("torch")
     as_json = "--json" in arguments
     try:
-        return _invoke(arguments)
+        with terminated_as_interrupted():
+            return _invoke(arguments)
     except typer.Exit as stop:
         return stop.exit_code
     except UsageError as error:

@@ -10,6 +10,7 @@ import typer
 from posttrain.cli.output import AsJson, answer
 from posttrain.cli.runs import sort_arguments
 from posttrain.errors import ConfigError
+from posttrain.shown import shown
 
 Arguments = Annotated[
     list[str] | None,
@@ -179,7 +180,7 @@ def _check_probe(pipeline: str | None, gpus: str | None) -> None:
             given=f"--probe and {pipeline}, which has stages",
             allowed="--probe with the configuration of a single run",
             fix="Measure with a single model: posttrain plan --model 0.5b --algorithm grpo --probe. Later plans on "
-            f"this machine use the measurement, and so does posttrain plan {pipeline}.",
+            f"this machine use the measurement, and so does posttrain plan {shown(pipeline)}.",
         )
 
 

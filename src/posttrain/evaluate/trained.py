@@ -13,6 +13,7 @@ from posttrain.evaluate.heldout import summarise
 from posttrain.evaluate.measure import read_measured
 from posttrain.evaluate.row_scores import of_baseline
 from posttrain.files import require_plain
+from posttrain.shown import shown
 from posttrain.store.checkpoint import Checkpoints
 from posttrain.store.folders import is_pipeline, last_stage
 
@@ -41,7 +42,7 @@ def trained_model(run: Path, config: RunConfig) -> ModelConfig:
         raise ModelError(
             given=f"the run {run} has no checkpoint yet",
             allowed="a run that has saved one, or a model folder",
-            fix=f"`posttrain resume {run}` continues it.",
+            fix=f"`posttrain resume {shown(run)}` continues it.",
         )
     return config.model.model_copy(update={"path": str(newest.model), "gguf_file": None, "revision": None})
 

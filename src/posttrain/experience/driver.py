@@ -86,10 +86,13 @@ from posttrain.experience.schedule import Planned, Schedule
 from posttrain.experience.trajectories import Trajectories, Turn
 from posttrain.heartbeat import beat
 from posttrain.rewards import RewardSet
+from posttrain.stopping import stop_is_asked
 from posttrain.store.timeline import Timeline
 from posttrain.types import Completion, Prompt
 
 TICK = 0.25
+SILENT = 5.0
+"""Seconds without a sign of life after which a run that is asked to stop says what it waits for."""
 """Maximum seconds between two looks at the clocks, also if no event arrives."""
 SCORED_IN = 5.0
 """Seconds that `close` waits at the end of a run for a reward that is being computed."""
@@ -223,6 +226,8 @@ class Driver:
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
         self._since: dict[Wait, float] = {}
+        self._told: set[Wait] = set()
+        """The silent waits that the user has been told of."""
         self._looked = time.monotonic()
         """Time of the last look at the clocks."""
         self._threads: list[threading.Thread] = []
@@ -580,6 +585,7 @@ class Driver:
         self._looked = now
         allowed = {"join": self.start_deadline, "load": self.deadline, "sleep": self.deadline, "draw": self.deadline}
         for wait, since in list(self._since.items()):
+            self._tell_of_silence(wait, now - since, allowed)
             if now - since > allowed.get(wait.kind, float("inf")):
                 told = f"no sign of life for {now - since:.0f} s ({wait.kind})"
                 self.say(f"{wait.owner} is late: {told}; rollout.deadline = {self.deadline:g} s")
@@ -589,6 +595,15 @@ class Driver:
                 self._lose(
                     name, f"it has done nothing in {time.monotonic() - starting.began:.0f} s since it was started"
                 )
+
+    def _tell_of_silence(self, wait: Wait, seconds: float, allowed: Mapping[str, float]) -> None:
+        """Say once what a run still waits for after Ctrl-C, if that gives no sign of life."""
+        if stop_is_asked() and wait.kind in allowed and seconds > SILENT and wait not in self._told:
+            self._told.add(wait)
+            self.say(
+                f"waiting for {wait.owner} before the run can stop: silent for {seconds:.0f} s, and given up after "
+                f"{allowed[wait.kind]:g} s. Press Ctrl-C again to stop now"
+            )
 
     def _task(self, command: Submit) -> Task:
         group = command.row.group

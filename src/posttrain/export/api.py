@@ -26,6 +26,7 @@ from posttrain.export.probes import Expected, answers, find_probes
 from posttrain.export.target import SPARE, Written, check_place, clean, merged, write_hf, written_whole
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts
+from posttrain.shown import shown
 
 DTYPES = {"hf": ("float32", "bfloat16", "float16"), "gguf": ("float32", "bfloat16", "float16", "q8_0")}
 """Export format -> allowed precisions of the weights."""
@@ -147,7 +148,7 @@ def _check_is_folder(output: str | Path | None) -> None:
         raise ConfigError(
             given=f"output = {output}, which names a file",
             allowed="the name of a folder: an export is the model with its card",
-            fix=f"Give a folder: posttrain export RUN {folder} --to {to}.",
+            fix=f"Give a folder: posttrain export RUN {shown(folder)} --to {to}.",
         )
 
 

@@ -21,6 +21,7 @@ from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import without_progress_bars
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reward_head import load_reward_model, load_step_model
+from posttrain.shown import shown
 from posttrain.store.checkpoint import Checkpoint, require_intact, verify
 
 Head = Literal["tokens", "score", "steps"]
@@ -96,7 +97,7 @@ def _checkpoint(run: Path, step: int) -> Checkpoint:
         raise ConfigError(
             given=f"step = {step}: the run {run} has no such checkpoint",
             allowed=", ".join(map(str, there)) or "a run that has saved one",
-            fix=f"Leave it out for step {there[-1]}." if there else f"`posttrain resume {run}` continues the run.",
+            fix=f"Leave it out for step {there[-1]}." if there else f"`posttrain resume {shown(run)}` continues it.",
         )
     found = verify(path)
     if isinstance(found, Checkpoint):

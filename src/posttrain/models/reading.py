@@ -11,7 +11,6 @@ import importlib.util
 import json
 import os
 import re
-import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from posttrain.errors import DoesNotFit, ModelError
 from posttrain.models.modes import without_progress_bars
+from posttrain.shown import shown
 from posttrain.store.checkpoint import require_intact
 from posttrain.store.folders import model_to_give
 
@@ -133,7 +133,7 @@ def _check_folder(config: ModelConfig, folder: Path) -> None:
                 given=f"model.path = {config.path!r} is a LoRA adapter without its base model",
                 allowed="a folder with a whole model",
                 fix="Give the folder of the merged model; posttrain writes it as `model`, next to `adapter`. "
-                f"Merge other adapters: posttrain export {shlex.quote(config.path)} NEW_FOLDER, with --base MODEL if "
+                f"Merge other adapters: posttrain export {shown(config.path)} NEW_FOLDER, with --base MODEL if "
                 "the base model has moved.",
             )
         raise ModelError(

@@ -34,6 +34,7 @@ from posttrain.report.spans import show_span
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.verdict import in_brief, verdict
+from posttrain.shown import shown
 from posttrain.store.folders import SETTINGS, pipeline_around
 from posttrain.train import api
 from posttrain.train.before import BEFORE
@@ -128,7 +129,7 @@ def go_on(
         raise ConfigError(
             given=f"{asked[0]} for the pipeline {folder}",
             allowed="no such number, because each stage has its own",
-            fix=f"`posttrain resume {folder}` finishes the pipeline.",
+            fix=f"`posttrain resume {shown(folder)}` finishes the pipeline.",
         )
     return resume_pipeline(folder, view=view)
 
@@ -227,8 +228,8 @@ def _carry_out(config: PipelineConfig, store: PipelineStore, view: TerminalView)
     done: dict[str, StageResult] = {}
     for stage in config.stages:
         algorithm = stage.config.algorithm.name
-        shown = stage.name if stage.name == algorithm else f"{stage.name} ({algorithm})"
-        view.event(f"stage {stage.number} of {len(config.stages)}", shown)
+        title = stage.name if stage.name == algorithm else f"{stage.name} ({algorithm})"
+        view.event(f"stage {stage.number} of {len(config.stages)}", title)
         done[stage.name] = finished(stage, store, done) or train_stage(stage, store, view, done)
         _judge(stage, config, store, view)
     policy = config.last_policy
@@ -293,7 +294,7 @@ def _recording(store: PipelineStore, view: TerminalView) -> Iterator[None]:
             if store.has_begun:
                 with suppress(Exception):  # a page about the failure must not become the failure
                     write_pipeline_report(store.folder)
-                note = f"The pipeline is in {store.folder}; `posttrain resume {store.folder}` continues it."
+                note = f"The pipeline is in {store.folder}; `posttrain resume {shown(store.folder)}` continues it."
             else:
                 note = f"Nothing was trained; you can use {store.folder} again."
             error.add_note(note)

@@ -23,6 +23,7 @@ from posttrain.pipeline.handover import HandOver, Makes, describe, describe_save
 from posttrain.pipeline.store import PipelineStore
 from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
+from posttrain.stopping import stopped
 from posttrain.store.folders import SETTINGS
 from posttrain.store.run_store import holds_run
 from posttrain.train import api
@@ -98,7 +99,7 @@ def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Do
     gc.collect()  # free the model and its optimizer before the next ones are loaded
     store.update(stage, status="finished", model=store.place(checkpoint / "model"))
     if stop_asked:
-        raise KeyboardInterrupt(f"stopped after stage {stage.name}, which is complete")
+        raise stopped(stop_asked, f"stopped after stage {stage.name}, which is complete")
     return _result(stage, folder, checkpoint, evaluation, received)
 
 

@@ -11,6 +11,7 @@ from posttrain.config.pipeline import Stage
 from posttrain.errors import ConfigError
 from posttrain.files import read_inside, require_plain, write_durably
 from posttrain.report.store import read_run
+from posttrain.shown import shown
 from posttrain.store.folders import PROGRESS, SETTINGS
 from posttrain.store.run_store import RunLock
 
@@ -30,7 +31,7 @@ class PipelineStore:
             raise ConfigError(
                 given=f"output = {folder}, which already holds a {what}",
                 allowed="a folder that does not exist yet, or an empty one",
-                fix=f"`posttrain resume {folder}` continues it; set output to another folder for a new one.",
+                fix=f"`posttrain resume {shown(folder)}` continues it; set output to another folder for a new one.",
             )
         store = cls(folder, _lock(folder), {"status": "running", "stages": [_waiting(stage) for stage in stages]})
         write_durably(folder / SETTINGS, settings.encode())

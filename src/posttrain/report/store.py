@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -21,6 +20,7 @@ import psutil
 import yaml
 
 from posttrain.files import MOST_BYTES, Damaged, Missing, names_inside, open_inside, read_inside, read_sealed_json
+from posttrain.owner import pid_here
 
 Status = Literal["finished", "failed", "unfinished"]
 
@@ -323,8 +323,6 @@ or unknown."""
 CLOCK_SECONDS = 60.0
 """Tolerance in seconds when comparing the start of a process with the time of a file: the two clocks may differ."""
 
-_OWNER = re.compile(r"pid (\d+) on (\S+)")
-
 
 def state_of(folder: Path, status: Status) -> State:
     """Return the state of a run whose files say `status`."""
@@ -335,19 +333,20 @@ def state_of(folder: Path, status: Status) -> State:
 
 
 def _owner_lives(folder: Path) -> bool | None:
-    """Is the process that writes the run alive? None if it is on another machine, or not recorded.
+    """Is the process that writes the run alive? None if it is on another machine, in another container, or not
+    recorded.
 
     The lock file is read but never locked: a run that is about to start must not find it held.
     """
     try:
-        owner = _OWNER.search(read_inside(folder, ".lock", most=1000).decode(errors="replace"))
+        pid = pid_here(read_inside(folder, ".lock", most=1000).decode(errors="replace"))
         locked = (folder / ".lock").lstat().st_mtime
     except OSError:
         return None
-    if owner is None or owner[2] != socket.gethostname():
+    if pid is None:
         return None
     try:
-        process = psutil.Process(int(owner[1]))
+        process = psutil.Process(pid)
         if process.status() == psutil.STATUS_ZOMBIE:  # it has ended, but its parent has not collected its exit status
             return False
         return process.create_time() <= locked + CLOCK_SECONDS  # otherwise another process has this pid now

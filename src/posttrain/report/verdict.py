@@ -14,6 +14,7 @@ from posttrain.report.spans import Span, show_change, show_span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact
 from posttrain.report.writing import writes_worse, writing_sentences
+from posttrain.shown import shown
 
 Tone = Literal["good", "bad", "plain"]
 NOTICEABLE = 0.02
@@ -304,8 +305,8 @@ def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Sp
         trained_at = max(run.checkpoint_steps, default=0)
         if trained is None and run.status != "finished" and trained_at:
             sentences.append(
-                f"It was not measured after training: `posttrain eval {run.folder}` measures its checkpoint of step "
-                f"{trained_at} on the same rows."
+                f"It was not measured after training: `posttrain eval {shown(run.folder)}` measures its checkpoint of "
+                f"step {trained_at} on the same rows."
             )
     if rewards:
         first, last = fifths(rewards)

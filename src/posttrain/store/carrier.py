@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path, PurePosixPath
 
 from posttrain.errors import ConfigError, PosttrainError, StorageError
+from posttrain.shown import shown
 from posttrain.store import claim
 from posttrain.store.checkpoint import MANIFEST
 from posttrain.store.claim import Claim
@@ -163,8 +164,8 @@ class Carrier:
         return StorageError(
             given=f"not everything could be sent to {self.url}: {cause}",
             allowed=allowed,
-            fix=f"Nothing is lost: everything is in {self.folder}, and `posttrain resume {self.folder}` sends the "
-            "rest.",
+            fix=f"Nothing is lost: everything is in {self.folder}, and `posttrain resume {shown(self.folder)}` sends "
+            "the rest.",
         )
 
     def close(self, *, begun: bool) -> None:
@@ -350,7 +351,7 @@ class Carrier:
                 given=f"{self.folder} is not the newest state of its run: {self.remote.url} has been written by "
                 f"{by} since",
                 allowed="the folder that wrote last, or the URL",
-                fix=f"`posttrain resume {self.remote.url}`",
+                fix=f"`posttrain resume {shown(self.remote.url)}`",
             )
 
     def _keep_ledger(self) -> None:

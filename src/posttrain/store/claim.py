@@ -18,20 +18,19 @@ writer reads its file at each beat and before each change. If the file names ano
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import re
-import socket
 import threading
 import time
 from contextlib import suppress
-from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
 from posttrain.errors import ConfigError, StorageError
+from posttrain.owner import pid_here, this_process
+from posttrain.shown import shown
 from posttrain.store.remote import Gone, RemoteFolder, Taken
 
 FOLDER = ".writers"
@@ -62,7 +61,7 @@ class Claim:
     def __init__(self, remote: RemoteFolder, writer: str) -> None:
         """`writer` names the working folder. The next process with this folder takes the claim over immediately."""
         self.remote, self.writer = remote, writer
-        self._number, self._beat, self._by = 0, 0, f"pid {os.getpid()} on {_machine()}"
+        self._number, self._beat, self._by = 0, 0, this_process()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -99,7 +98,7 @@ class Claim:
         raise ConfigError(
             given=f"{self.remote.url} is being written by another process ({'unknown' if found is None else found.by})",
             allowed="one process per run",
-            fix=f"`posttrain resume {self.remote.url}` continues from there once that process has ended.",
+            fix=f"`posttrain resume {shown(self.remote.url)}` continues from there once that process has ended.",
         )
 
     def end(self, *, remove: bool = False) -> None:
@@ -152,7 +151,8 @@ class Claim:
             raise ConfigError(
                 given=f"output = {self.remote.url}, which already holds {what}",
                 allowed="a URL below which there is nothing yet",
-                fix=f"`posttrain resume {self.remote.url}` continues a run; set output to another URL for a new one.",
+                fix=f"`posttrain resume {shown(self.remote.url)}` continues a run; set output to another URL "
+                "for a new one.",
             )
 
 
@@ -209,19 +209,7 @@ def _await_end(remote: RemoteFolder, before: Writer) -> None:
         before = now  # a lower number: the claim was given back
 
 
-def _machine() -> str:
-    """Return the host name with a hash of boot id and pid namespace, which distinguishes containers of one name."""
-    try:
-        start = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8")
-        known = hashlib.sha256((start + os.readlink("/proc/self/ns/pid")).encode()).hexdigest()[:8]
-    except OSError:  # not Linux
-        known = "unknown"
-    return f"{socket.gethostname()} ({known})"
-
-
 def _has_died(by: str) -> bool:
     """Does `pid 4711 on HOST (12ab34cd)` name a process of this machine that has ended?"""
-    match = re.fullmatch(r"pid (\d+) on (.+)", by)
-    if match is None or match[2] != _machine():
-        return False
-    return int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1]))
+    pid = pid_here(by)
+    return pid is not None and (pid == os.getpid() or not psutil.pid_exists(pid))

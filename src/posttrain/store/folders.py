@@ -9,6 +9,7 @@ import json
 from pathlib import Path
 
 from posttrain.errors import ModelError
+from posttrain.shown import shown
 
 SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
 
@@ -49,9 +50,9 @@ def last_stage(pipeline: Path) -> Path:
     raise ModelError(
         given=f"{pipeline} is the folder of a pipeline, and {which} has {'not ' if stages else ''}finished yet",
         allowed="a model folder, or the folder of a run or of a finished pipeline",
-        fix=f"Give the folder of a finished stage: {' or '.join(stages)}; or run `posttrain resume {pipeline}`."
+        fix=f"Give the folder of a finished stage: {' or '.join(stages)}; or run `posttrain resume {shown(pipeline)}`."
         if stages
-        else f"`posttrain resume {pipeline}` continues it.",
+        else f"`posttrain resume {shown(pipeline)}` continues it.",
     )
 
 
@@ -83,4 +84,4 @@ def model_to_give(folder: Path) -> str:
 
 
 def _go_on(folder: Path) -> str:
-    return f"`posttrain resume {folder}` continues it."
+    return f"`posttrain resume {shown(folder)}` continues it."

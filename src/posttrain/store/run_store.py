@@ -32,12 +32,11 @@ import math
 import os
 import re
 import shutil
-import socket
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -61,6 +60,8 @@ from posttrain.files import (
     write_sealed,
 )
 from posttrain.heartbeat import beat
+from posttrain.owner import in_words, pid_here, this_process
+from posttrain.shown import shown
 from posttrain.store.carrier import Carrier
 from posttrain.store.timeline import Timeline
 
@@ -351,6 +352,8 @@ class RunStore:
 
 ASKED_EVERY = 1.0
 """Seconds between two attempts to get a lock that another process holds."""
+SIGNED_WITHIN = 0.2
+"""Seconds until a process that has just got a lock has written its name into it."""
 
 
 class RunLock:
@@ -374,25 +377,69 @@ class RunLock:
 
     def _acquire(self, wait: bool) -> int | None:
         """Return the descriptor that holds the lock; None if another process holds it and there is time to wait."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.read(descriptor, 1000).decode(errors="replace").strip()
-            os.close(descriptor)
-            if not _is_dead(owner):
-                if wait:
+        while True:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                given_up = self._is_given_up(descriptor, wait)
+                os.close(descriptor)
+                if not given_up:
                     return None
-                raise ConfigError(
-                    given=f"{self.path.parent} is being written by another process ({owner or 'unknown'})",
-                    allowed="one process per run folder",
-                    fix="Wait until it has ended, or end it. To run at the same time, set output to another folder.",
-                ) from None
-            self.path.unlink(missing_ok=True)
-            return self._acquire(wait)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-        return descriptor
+            else:
+                if self._sign(descriptor):
+                    return descriptor
+                os.close(descriptor)  # another process has taken it over meanwhile
+
+    def _sign(self, descriptor: int) -> bool:
+        """Write this process's name into the lock. Returns false if the lock is no longer that of the folder."""
+        with _alone(self.path.parent):
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"{this_process()}\n".encode(), 0)
+            return self._is_current(descriptor)
+
+    def _is_given_up(self, descriptor: int, wait: bool) -> bool:
+        """Is the lock, which another process holds, out of the way? That of a dead process is removed.
+
+        Its holder may be the child of a dead owner, or a process that has taken it just now and has yet to sign."""
+        owner = _read(descriptor)
+        if not _is_dead(owner):
+            if wait:
+                return False
+            raise ConfigError(
+                given=f"{self.path.parent} is being written by another process ({in_words(owner)})",
+                allowed="one process per run folder",
+                fix="Wait until it has ended, or end it. To run at the same time, set output to another folder.",
+            )
+        time.sleep(SIGNED_WITHIN)
+        with _alone(self.path.parent):
+            if self._is_current(descriptor) and _read(descriptor) == owner:
+                self.path.unlink()
+        return True
+
+    def _is_current(self, descriptor: int) -> bool:
+        """Is the open file the one that the folder has now?"""
+        try:
+            now, ours = self.path.lstat(), os.fstat(descriptor)
+        except FileNotFoundError:
+            return False
+        return (now.st_dev, now.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def _read(descriptor: int) -> str:
+    return os.pread(descriptor, 1000, 0).decode(errors="replace").strip()
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Let one process at a time sign or remove a lock of this folder. Some network storage cannot lock a folder."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -405,7 +452,8 @@ def _explained(folder: Path) -> Iterator[None]:
             raise DoesNotFit(
                 given=f"the run cannot be written to {folder}: {error.strerror}",
                 allowed="a disk with room for metrics, rollouts and checkpoints",
-                fix=f"Free some space, then `posttrain resume {folder}`; or set output to a folder on another disk.",
+                fix=f"Free some space, then `posttrain resume {shown(folder)}`; or set output to a folder on "
+                "another disk.",
             ) from error
         raise ConfigError(
             given=f"output = {folder}, which cannot be written ({error.strerror or error})",
@@ -461,7 +509,7 @@ def require_unused(folder: Path) -> None:
         raise ConfigError(
             given=f"output = {folder}, which already holds a run",
             allowed="a folder that does not exist yet, or an empty one",
-            fix=f"`posttrain resume {folder}` continues that run; set output to another folder for a new one.",
+            fix=f"`posttrain resume {shown(folder)}` continues that run; set output to another folder for a new one.",
         )
 
 
@@ -484,9 +532,10 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _is_dead(owner: str) -> bool:
-    """Does `pid 4711 on HOST` name a process that has ended? False for another machine, where nothing is known."""
-    match = re.fullmatch(r"pid (\d+) on (\S+)", owner)
-    return match is not None and match[2] == socket.gethostname() and not psutil.pid_exists(int(match[1]))
+    """Does `pid 4711 on HOST (12ab34cd)` name a process that has ended? False for another machine or container, where
+    nothing is known."""
+    pid = pid_here(owner)
+    return pid is not None and not psutil.pid_exists(pid)
 
 
 def _now() -> str:

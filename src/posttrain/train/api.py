@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -39,6 +39,8 @@ from posttrain.report.store import read_run
 from posttrain.report.terminal import TerminalView
 from posttrain.report.tracking.trackers import require
 from posttrain.rewards.model import find_model
+from posttrain.shown import shown
+from posttrain.stopping import SIGNALS, ask_to_stop, stopped
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.fetching import folder_to_resume
 from posttrain.store.folders import pipeline_around
@@ -200,7 +202,8 @@ def _resume(folder: Path, changes: Changes, view: TerminalView, restarted: str, 
             store.config(changes.written_into((store.folder / "config.yaml").read_text(encoding="utf-8")))
         view.started(run.describe())
         if run.reached == "train.steps":
-            more = "" if pipeline_around(store.folder) else f"; `posttrain resume {store.folder} --steps N` trains more"
+            again = f"; `posttrain resume {shown(store.folder)} --steps N` trains more"
+            more = "" if pipeline_around(store.folder) else again
             run.warn("resume", f"all {run.step} steps are done{more}")
         elif run.reached:
             run.warn("resume", f"nothing is left to train: step {run.step} reached {run.reached}")
@@ -312,32 +315,14 @@ def carry_out(run: Run, *, restored: bool = False) -> Run:
         same_settings.put_on_file(run)
         if "baseline" not in run.evaluation:  # otherwise the rewards on file judged the baseline
             same_rewards.put_on_file(run)
-    with Watchdog(run.store, config.guards.stalled_minutes), finishing_steps(run) as interrupted:
-        if not run.reached:
-            run.trainer.rehearse(run.feed.longest())
-        if restored:  # after the rehearsal, because a server on the trainer's GPU starts now and takes memory
-            run.trainer.publish(run.step)
-        if run.step == 0 and "baseline" not in run.evaluation:  # only the first weights are a baseline
-            run.view.begins("measuring the baseline on held-out rows")
-            run.measure_model("baseline")
-        if run.step == 0:
-            run.save(required=True)  # shows that a checkpoint can be written, before training costs anything
-        catch_up(run)
-        while not run.reached:
-            one_step(run)
-            last = bool(run.reached)
-            stop = interrupted()
-            if last or stop or due(config.checkpoint.every, run.step):
-                run.save(required=last or stop)
-            if stop:
-                raise KeyboardInterrupt(
-                    f"stopped after step {run.step}, with a checkpoint; `posttrain eval {run.folder}` measures it"
-                )
-            if not last and due(config.evaluation.every, run.step):
-                run.measure_model(f"step {run.step}")
+    with Watchdog(run.store, config.guards.stalled_minutes), finishing_steps(run) as stop:
+        with stop.only_after("" if run.step else "the measurement of the baseline"):
+            before_the_steps(run, restored)
+        take_steps(run, stop)
         run.view.begins("measuring the trained model on held-out rows")
-        run.measure_model("trained")
-        run.stop_asked = interrupted()
+        with stop.only_after("the measurement of the trained model, with which the run is complete"):
+            run.measure_model("trained")
+        run.stop_asked = stop.asked
     limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
     run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
     if config.report:
@@ -345,6 +330,43 @@ def carry_out(run: Run, *, restored: bool = False) -> Run:
     run.store.carrier.finish()
     run.view.finished(run.summary())
     return run
+
+
+def before_the_steps(run: Run, restored: bool) -> None:
+    """Rehearse a step, publish restored weights, measure the baseline and save it, or catch up with an evaluation."""
+    if not run.reached:
+        run.trainer.rehearse(run.feed.longest())
+    if restored:  # after the rehearsal, because a server on the trainer's GPU starts now and takes memory
+        run.trainer.publish(run.step)
+    if run.step == 0 and "baseline" not in run.evaluation:  # only the first weights are a baseline
+        run.view.begins("measuring the baseline on held-out rows")
+        run.measure_model("baseline")
+    if run.step == 0:
+        run.save(required=True)  # shows that a checkpoint can be written, before training costs anything
+    catch_up(run)
+
+
+def take_steps(run: Run, stop: Stop) -> None:
+    """Train until the run has reached its end, or until a stop is asked for. There is a checkpoint of where it begins.
+
+    A stop that comes outside of a step begins none if the checkpoint of the last step is there."""
+    config, saved = run.config, True
+    while True:
+        if stop.asked and saved:
+            when = f"after step {run.step}" if run.step else "before the first step"
+            measures = f"; `posttrain eval {shown(run.folder)}` measures it" if run.step else ""
+            raise stopped(stop.asked, f"stopped {when}, with a checkpoint{measures}")
+        if run.reached:
+            return
+        with stop.only_after("this step, with a checkpoint"):
+            one_step(run)
+        last, saved = bool(run.reached), False
+        if last or stop.asked or due(config.checkpoint.every, run.step):
+            saved = run.save(required=bool(last or stop.asked))
+        if not last and not stop.asked and due(config.evaluation.every, run.step):
+            after = "" if saved else " and one more step"
+            with stop.only_after(f"the measurement of step {run.step}{after}, with a checkpoint"):
+                run.measure_model(f"step {run.step}")
 
 
 def catch_up(run: Run) -> None:
@@ -443,33 +465,57 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
     change = ", in which they can be changed" if isinstance(error, GuardStop) else ""
     url = store.carrier.url
     return (
-        f"The run is in {folder}{f' and at {url}' if url else ''}; `posttrain resume {url or folder}` continues it "
-        f"from its newest checkpoint, with the settings of {folder}/config.yaml{change}."
+        f"The run is in {folder}{f' and at {url}' if url else ''}; `posttrain resume {shown(url or folder)}` continues "
+        f"it from its newest checkpoint, with the settings of {folder}/config.yaml{change}."
     )
 
 
+@dataclass
+class Stop:
+    """The stop that Ctrl-C or SIGTERM asks for, and what the run finishes first."""
+
+    asked: int = 0
+    """The first signal; 0 for none."""
+    after: str = ""
+    """What the run is doing and would finish; empty between two such parts."""
+
+    @contextmanager
+    def only_after(self, part: str) -> Iterator[None]:
+        """Say of a signal that comes in this context that the run stops after this part."""
+        self.after = part
+        yield
+        self.after = ""
+
+    def __str__(self) -> str:
+        when = f"after {self.after}" if self.after else "before the next step, with a checkpoint"
+        return f"Stopping {when}. Press Ctrl-C again to stop now."
+
+
 @contextmanager
-def finishing_steps(run: Run) -> Iterator[Any]:
+def finishing_steps(run: Run) -> Iterator[Stop]:
     """Stop after the current step and save at the first Ctrl-C (or SIGTERM), and immediately at the second.
 
-    The KeyboardInterrupt that ends the run carries the exit code of the signal."""
-    received: list[int] = []
+    The KeyboardInterrupt that ends the run carries the exit code of the first signal."""
+    stop = Stop()
 
     def note(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-        run.view.event("warning", "Stopping after this step, with a checkpoint. Press Ctrl-C again to stop now.")
+        if stop.asked:
+            raise stopped(stop.asked)
+        stop.asked = number
+        ask_to_stop()
+        run.view.event("warning", str(stop))
 
     try:
-        before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: signal.signal(number, note) for number in SIGNALS}
     except ValueError:  # not in the main thread: the caller handles signals
         before = {}
     try:
-        yield lambda: bool(received)
-    except KeyboardInterrupt as stop:
-        vars(stop)["exit_code"] = 128 + (received or [signal.SIGINT])[0]
+        yield stop
+    except KeyboardInterrupt as end:
+        if stop.asked:
+            vars(end)["exit_code"] = 128 + stop.asked
         raise
     finally:
+        ask_to_stop(False)
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from posttrain.config.urls import is_url
 from posttrain.errors import ConfigError, PosttrainError, StorageError
+from posttrain.shown import shown
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -48,7 +49,7 @@ def refuse_url_of_ranks(run: str, place: Place | None) -> None:
         raise ConfigError(
             given=f"{run} in a job of {place.size} processes, each of which would fetch it",
             allowed="one process, which fetches the run and starts the ranks",
-            fix=f"`posttrain resume {run}` without torchrun or srun.",
+            fix=f"`posttrain resume {shown(run)}` without torchrun or srun.",
         )
 
 

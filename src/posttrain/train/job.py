@@ -200,9 +200,9 @@ class FinishedRun:
         return self.record.last_model
 
     @property
-    def stop_asked(self) -> bool:
-        """Always False: a Ctrl-C ends the launcher with a KeyboardInterrupt."""
-        return False
+    def stop_asked(self) -> int:
+        """Always 0: a signal ends the launcher with a KeyboardInterrupt."""
+        return 0
 
     def summary(self) -> dict[str, Any]:
         report = self.folder / "report.html"

@@ -30,6 +30,9 @@ from posttrain.config import check_over
 from posttrain.config.urls import is_url
 from posttrain.errors import ConfigError, DoesNotFit, PosttrainError, RankLost
 from posttrain.ranks.environment import place_of_process
+from posttrain.shown import shown
+from posttrain.stopping import stopped
+from posttrain.store.run_store import holds_run
 from posttrain.train.hosts import RankHosts, RankProcess
 
 if TYPE_CHECKING:
@@ -126,7 +129,7 @@ class Job:
         raise RankLost(
             given=f"{reason}, after {self.restarts} restarts",
             allowed="ranks that run until the end of training",
-            fix=f"`posttrain resume {self.folder}` continues from the newest checkpoint.",
+            fix=f"`posttrain resume {shown(self.folder)}` continues from the newest checkpoint.",
         )
 
     def _once(self, resumes: bool, reason: str, signals: _Signals) -> str:
@@ -255,21 +258,24 @@ class _Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._first is None:
-            raise _stopped("stopped while no rank was running", 128 + number)
+            raise stopped(number, "stopped while no rank was running")
         self._passed.append(number)
         self._first.signal(number)
 
 
-def _stopped(message: str, code: int) -> KeyboardInterrupt:
-    stop = KeyboardInterrupt(message)
-    vars(stop)["exit_code"] = code
-    return stop
+def _how_far(folder: Path) -> str:
+    """Say what a signal has left of the run, and how to continue it."""
+    if not holds_run(folder):
+        return f"stopped before anything was trained; you can use {folder} again"
+    if any((folder / "checkpoints").glob("step-*/manifest.json")):
+        return f"stopped; `posttrain resume {shown(folder)}` continues the run from its newest checkpoint"
+    return f"stopped before the first checkpoint; `posttrain resume {shown(folder)}` begins again"
 
 
 def _error_of(folder: Path, code: int, meeting: Path) -> BaseException:
     """The error that ended the run, from the first rank that has written one."""
     if code in (130, 143):
-        return _stopped(f"stopped, with a checkpoint; `posttrain resume {folder}` continues the run", code)
+        return stopped(code - 128, _how_far(folder))
     message = "a rank ended with an error, which it has printed"
     for file in sorted(meeting.glob("error-*.json")):
         with suppress(OSError, ValueError, LookupError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 
 from posttrain.control_groups import cores
 from posttrain.ranks.environment import Place, told_to
+from posttrain.stopping import SIGNALS
 
 LOOPBACK = "127.0.0.1"
 PROGRAM = "posttrain.train.rank"
@@ -23,12 +25,16 @@ class LocalRank:
     """A rank as a process on this machine. Implements `RankProcess`."""
 
     def __init__(self, file: Path, environment: dict[str, str], output: int | None) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", PROGRAM, str(file)],
-            env=environment,
-            stdout=output,
-            start_new_session=True,
-        )
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # in the rank, until it has imported everything
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", PROGRAM, str(file)],
+                env=environment,
+                stdout=output,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
     def end(self) -> int | None:
         """See `RankProcess`."""

@@ -9,10 +9,13 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from posttrain.ranks.environment import leave
+from posttrain.stopping import SIGNALS, terminated_as_interrupted
 
 
 def main(file: str) -> int:
@@ -21,15 +24,20 @@ def main(file: str) -> int:
     told: dict[str, Any] = json.loads(Path(file).read_text(encoding="utf-8"))
     leads = os.environ["RANK"] == "0"
     if not leads:  # ignored from the start, because the first rank decides when a run stops
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})  # Ray's processes block SIGINT
+        for number in SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+    with interruptible() if leads else nullcontext():
+        return _run(file, told)
+
+
+def _run(file: str, told: dict[str, Any]) -> int:
     from posttrain.errors import PosttrainError
     from posttrain.report.terminal import TerminalView
     from posttrain.train import api
 
     view = TerminalView(quiet=told["quiet"], show_samples=told["show_samples"])
     try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked until here, so that a signal disturbs no import
         if told["resumed"] is not None:
             api.resume(told["folder"], **told["resumed"], view=view, restarted=told["restarted"])
         else:
@@ -41,6 +49,14 @@ def main(file: str) -> int:
         Path(file).with_name(f"error-{os.environ['RANK']}.json").write_text(json.dumps({"message": str(error)}))
         return error.exit_code
     return 0
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let both signals raise KeyboardInterrupt, also in a background job, in which Python ignores Ctrl-C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    with terminated_as_interrupted():
+        yield
 
 
 def given_files(folder: Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from posttrain.data.given import where_the_run_is
 from posttrain.errors import ConfigError
 from posttrain.experience.recorded import recorded_steps
 from posttrain.files import Damaged, Missing, read_inside, read_sealed_json
+from posttrain.shown import shown
 from posttrain.store.checkpoint import Checkpoint, Checkpoints
 from posttrain.store.folders import is_pipeline
 from posttrain.train import same_settings
@@ -169,7 +170,7 @@ class RecordedRun:
             raise ConfigError(
                 given=f"{self.folder} has recorded no step",
                 allowed="a run with at least one step on file",
-                fix=f"`posttrain resume {self.folder}` continues the run.",
+                fix=f"`posttrain resume {shown(self.folder)}` continues the run.",
             )
         oldest = [start for start in starts if start - 1 in there]
         begin = first if first is not None else (oldest or starts)[0]

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from posttrain.errors import AlarmStop
+from posttrain.shown import shown
 from posttrain.watch.evidence import suspicious
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ def respond(run: Run, alarms: Sequence[Alarm], *, is_over: bool = False) -> None
         raise AlarmStop(
             given=f"paused after step {run.step}: {in_words(alarms)}",
             allowed=f"{wanted(alarms)}; alarms.on_alarm = warn lets the run continue",
-            fix=f"{advice(run, alarms)} `posttrain resume {run.folder}` treats these alarms as seen and continues.",
+            fix=f"{advice(run, alarms)} `posttrain resume {shown(run.folder)}` treats these alarms as seen and "
+            "continues.",
         )
     if run.config.alarms.on_alarm == "stop":
         raise AlarmStop(

@@ -60,8 +60,9 @@ class Run:
     """Seconds spent in steps so far, from metrics.jsonl."""
     evaluation: dict[str, Any] = field(default_factory=dict)
     """The content of evaluation.json."""
-    stop_asked: bool = False
-    """Was Ctrl-C pressed during the final measurement? The run is done, and nothing that follows it is begun."""
+    stop_asked: int = 0
+    """The signal that came during the final measurement; 0 for none. The run is done, and nothing that follows it is
+    begun."""
     saves: SavePolicy = field(default_factory=SavePolicy)
 
     @property
@@ -209,8 +210,10 @@ class Run:
 
     # --- saving and restoring ---------------------------------------------------------------------------------------
 
-    def save(self, *, required: bool = False) -> None:
-        """Write this step's checkpoint. A failure is a warning; the third in a row, or a required one, is an error."""
+    def save(self, *, required: bool = False) -> bool:
+        """Write this step's checkpoint. A failure is a warning; the third in a row, or a required one, is an error.
+
+        Returns whether the checkpoint is there."""
         trainer = self.trainer
         plain = {
             "num_tokens": self.num_tokens,
@@ -235,10 +238,11 @@ class Run:
                 self.checkpoints.save(self.step, write, facts, size=size, wait=required)
         except CheckpointError as error:
             self.warn("checkpoint", self.saves.missed(error, required=required))
-        else:
-            self.saves.saved()
-            self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
-            self.store.carrier.wake()
+            return False
+        self.saves.saved()
+        self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
+        self.store.carrier.wake()
+        return True
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to the moment after the checkpoint's step and drop later records. Publishes nothing."""

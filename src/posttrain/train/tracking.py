@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from posttrain.report.terminal import TerminalView
+from posttrain.shown import shown
 
 LAST_SECONDS = 60.0
 """Seconds that trackers get after the run to send the rest."""
@@ -34,7 +35,7 @@ def tracking(folder: Path, names: Sequence[str], view: TerminalView) -> Iterator
         deadline = time.monotonic() + LAST_SECONDS
         for name, follower in started.items():
             if said := _end(follower, deadline, folder / "tracking" / f"{name}.log"):
-                again = f"`posttrain track {folder} --to {name}` sends the rest"
+                again = f"`posttrain track {shown(folder)} --to {name}` sends the rest"
                 view.event("warning", f"report_to {name}: {said}; {again}")
 
 

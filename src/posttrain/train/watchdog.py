@@ -22,6 +22,7 @@ import psutil
 
 from posttrain.errors import GuardStop
 from posttrain.heartbeat import last_beat
+from posttrain.shown import shown
 
 if TYPE_CHECKING:
     from posttrain.store.run_store import RunStore
@@ -84,8 +85,8 @@ class Watchdog:
             given=f"no progress for {idle / 60:.3g} minutes; the last activity: {doing}",
             allowed=f"at most guards.stalled_minutes = {self.limit / 60:.3g} without a token, a micro-batch, a "
             "reward or a new line in a file",
-            fix=f"{path} has the stack of each thread. `posttrain resume {self.store.folder}` continues the run from "
-            "its newest checkpoint.",
+            fix=f"{path} has the stack of each thread. `posttrain resume {shown(self.store.folder)}` continues the run "
+            "from its newest checkpoint.",
         )
         if self.end is None:
             print(f"warning: {error}", file=sys.stderr, flush=True)

@@ -95,8 +95,9 @@ def test_an_interrupt_lets_the_runs_save_and_is_raised_again(tmp_path: Path, num
 
     before = signal.getsignal(signal.SIGTERM)
     threading.Thread(target=interrupt, daemon=True).start()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt) as stop:
         work(iter(tasks), 2)
+    assert getattr(stop.value, "exit_code", 130) == 128 + number
     assert len(list(tmp_path.glob("saved*"))) == 2
     assert len(log) == 2, "no task may begin after the interrupt"
     assert signal.getsignal(signal.SIGTERM) == before

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from posttrain.errors import ConfigError
+from posttrain.shown import shown
 
 FORMS: Mapping[str, Any] = yaml.load(
     Path(__file__).with_name("forms.yaml").read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -61,6 +62,6 @@ def form_of(verb: str) -> str | None:
 
 def nothing_found(path: Path, looked_for: str, verb: str = "") -> ConfigError:
     """Return the error for a file without a config. `verb` is what --as already says."""
-    say = f"Say what the file trains: posttrain convert {path} --as {'|'.join(VERBS)}."
+    say = f"Say what the file trains: posttrain convert {shown(path)} --as {'|'.join(VERBS)}."
     write = "Write the settings into a YAML file, one a line, under the names of the other library."
     return ConfigError(given=f"{path} holds no known config", allowed=looked_for, fix=write if verb else say)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ from posttrain.control_groups import cores
 from posttrain.lab.experiments.children import WATCHED_EVERY, Child, ChildResult
 from posttrain.lab.plan.api import plan_for, target_of, with_lengths
 from posttrain.lab.plan.render import duration, money
+from posttrain.stopping import terminated_as_interrupted
 
 LOOKED_AFTER_EVERY = 0.2
 """Interval between two checks of the runs, in seconds."""
@@ -60,7 +60,7 @@ def work(tasks: Iterator[Task], workers: int) -> None:
     """
     at_work: dict[Child, Task] = {}
     more = True
-    with _terminated_as_interrupted(), _ended_with_this(at_work):
+    with terminated_as_interrupted(), _ended_with_this(at_work):
         while more or at_work:
             while more and len(at_work) < workers:
                 task = next(tasks, None)
@@ -106,21 +106,3 @@ def _ended_with_this(at_work: Mapping[Child, Task]) -> Iterator[None]:
             child.ask_to_stop()
         for child in at_work:
             child.end(PATIENCE)
-
-
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    """Make SIGTERM raise KeyboardInterrupt, like Ctrl-C."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not in the main thread: the caller handles signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

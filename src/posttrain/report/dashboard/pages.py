@@ -22,6 +22,7 @@ from posttrain.report.spans import show_span, show_value
 from posttrain.report.store import RunRecord, read_rollouts
 from posttrain.report.svg import Series, compact, percent
 from posttrain.report.text import cut, escaped
+from posttrain.shown import shown
 
 NEWS = "/news"
 MOST_OVERLAID = 6
@@ -65,7 +66,7 @@ def overview(folder: Path, place: Place, found: Sequence[Standing], seen: str = 
     running = sum(run.state == "running" for run in found)
     facts = f"{len(found)} run{'' if len(found) == 1 else 's'}, {running} running"
     if not place.complete:
-        facts += f"; more runs are not shown: open a subfolder with `posttrain dash {folder}/PART`"
+        facts += f"; more runs are not shown: open a subfolder with `posttrain dash {shown(folder / 'PART')}`"
     title = f'<header class="title"><h1 dir="auto">{escaped(folder)}</h1><p>{escaped(facts)}</p></header>'
     sections = [("runs", "Runs", _runs_html(newest)), ("pages", "Comparisons", _pages_html(place.pages))]
     footer = "Read from the files of the runs. This page writes nothing to them."

@@ -26,6 +26,7 @@ from posttrain.lab.experiments.compare.verdict import render, verdict
 from posttrain.lab.experiments.compare.work import carry_out, conditions_of, places_of, read_attempts
 from posttrain.report.heldout import measure_of
 from posttrain.report.store import finite, mapping, read_run
+from posttrain.shown import shown
 
 DESIGN, RESULT = "compare.yaml", "compare.json"
 
@@ -94,7 +95,7 @@ def compare(
     try:
         carry_out(design, folder, workers=workers, tell=tell)
     except BaseException as error:
-        error.add_note(f"Finished runs are kept; `posttrain compare {folder}` continues.")
+        error.add_note(f"Finished runs are kept; `posttrain compare {shown(folder)}` continues.")
         raise
     finally:
         lock.release()
@@ -170,7 +171,7 @@ def _begin(folder: Path, design: Design) -> None:
                 given=f"{folder} holds a comparison with other settings: {', '.join(odd)}",
                 allowed="the same settings; you may add arms and seeds, and change target, measures, title and "
                 "confidence",
-                fix=f"Choose another folder with --out, or continue with `posttrain compare {folder}`.",
+                fix=f"Choose another folder with --out, or continue with `posttrain compare {shown(folder)}`.",
             )
     write_atomically(file, json.dumps(design.record(), indent=1) + "\n")  # JSON is YAML
 

@@ -39,6 +39,7 @@ from posttrain.lab.experiments.sweep.settings import (
 )
 from posttrain.lab.experiments.sweep.study import Pruner, TrialRecord, need_optuna, open_study, records
 from posttrain.lab.experiments.sweep.trials import Say, goodness, trial_tasks
+from posttrain.shown import shown
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -71,7 +72,7 @@ def sweep(
         try:
             return _carry_out(settings, folder, workers, tell)
         except BaseException as error:
-            error.add_note(f"The sweep is in {folder}; `posttrain sweep {folder}` continues it.")
+            error.add_note(f"The sweep is in {folder}; `posttrain sweep {shown(folder)}` continues it.")
             raise
 
 

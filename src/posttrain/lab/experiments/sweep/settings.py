@@ -20,6 +20,7 @@ from posttrain.errors import ConfigError
 from posttrain.files import write_durably
 from posttrain.lab.experiments.sweep.knobs import Knob, check_knobs, knob_of, value_at
 from posttrain.lab.experiments.sweep.study import PRUNERS, Pruner
+from posttrain.shown import shown
 
 STEPS, WARMUP = "train.steps", "train.warmup_steps"
 EVALUATIONS = 5
@@ -144,7 +145,8 @@ class SweepSettings:
                 raise ConfigError(
                     given=f"{folder} holds a sweep with other {' and '.join(differs)}",
                     allowed="the same config and the same knobs, or another folder",
-                    fix=f"`posttrain sweep {folder}` continues that sweep; --out names another folder for this one.",
+                    fix=f"`posttrain sweep {shown(folder)}` continues that sweep; --out names another folder "
+                    "for this one.",
                 )
         write_durably(folder / FILE, json.dumps(self.to_json(), indent=1) + "\n")
 
