@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from posttrain.evaluate.evaluation import Evaluation
+from posttrain.evaluate.evaluation import Evaluation, paired_by_label
 from posttrain.evaluate.forgetting import window_losses
 from posttrain.evaluate.heldout import interval_of
 from posttrain.evaluate.measure import Measure
@@ -233,7 +233,8 @@ def writing_changes(before: Written, now: Written, confidence: float) -> dict[st
 
 
 def checks_of(sides: Mapping[str, Written | None], confidence: float) -> dict[str, Any]:
-    """Return the entry `check` of evaluation.json: label -> side -> interval; empty if there is no check."""
+    """Return the entry `check` of evaluation.json: label -> side -> interval, and their paired difference; empty if
+    there is no check."""
     measured = {side: written.answers for side, written in sides.items() if written is not None}
     labels = dict.fromkeys(label for answers in measured.values() for answer in answers for label in said_of(answer))
 
@@ -242,6 +243,11 @@ def checks_of(sides: Mapping[str, Written | None], confidence: float) -> dict[st
         return interval_of([[] if value is None else [value] for value in values], confidence)._asdict()
 
     found = {label: {side: interval(answers, label) for side, answers in measured.items()} for label in labels}
+    if (before := measured.get("baseline")) is not None and (after := measured.get("trained")) is not None:
+        old = {answer["index"]: said_of(answer) for answer in before}
+        pairs = [(old[answer["index"]], said_of(answer)) for answer in after if answer["index"] in old]
+        for label, interval_of_both in paired_by_label(pairs, confidence).items():
+            found[label]["difference"] = interval_of_both._asdict()
     return {"check": found} if found else {}
 
 
