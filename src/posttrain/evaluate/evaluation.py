@@ -112,10 +112,10 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and numbers, ready for `json.dumps`. Non-finite numbers become None."""
         sampled = {
-            "pass@1": _interval_to_json(self.pass_at_k.get(1)),
-            "pass@k": {str(k): _interval_to_json(interval) for k, interval in self.pass_at_k.items()},
-            "majority@k": {str(k): _interval_to_json(interval) for k, interval in self.majority_at_k.items()},
-            "score": _interval_to_json(self.sampled_score),
+            "pass@1": interval_to_json(self.pass_at_k.get(1)),
+            "pass@k": {str(k): interval_to_json(interval) for k, interval in self.pass_at_k.items()},
+            "majority@k": {str(k): interval_to_json(interval) for k, interval in self.majority_at_k.items()},
+            "score": interval_to_json(self.sampled_score),
             "mean_length": _finite(self.sampled_mean_length),
             "truncated": _finite(self.sampled_truncated),
         }
@@ -128,14 +128,14 @@ class Evaluation:
             "max_completion_length": self.max_completion_length,
             "seed": self.seed,
             "greedy": {
-                "score": _interval_to_json(self.greedy_score),
-                "accuracy": _interval_to_json(self.greedy_accuracy),
+                "score": interval_to_json(self.greedy_score),
+                "accuracy": interval_to_json(self.greedy_accuracy),
             },
             "sampled": sampled if self.samples else {},
             "mean_length": _finite(self.mean_length),
             "truncated": _finite(self.truncated),
-            "rewards": {label: _interval_to_json(interval) for label, interval in self.rewards.items()},
-            "check": {label: _interval_to_json(interval) for label, interval in self.check.items()},
+            "rewards": {label: interval_to_json(interval) for label, interval in self.rewards.items()},
+            "check": {label: interval_to_json(interval) for label, interval in self.check.items()},
             "unscored": self.unscored,
             "score_range": [_finite(edge) for edge in self.score_range],
             "errors": list(self.errors),
@@ -146,7 +146,7 @@ class Evaluation:
         if self.before is None:
             return {"lost": self.lost} if self.lost else {}
         changes = paired_difference(self.before, self)
-        difference = {name: _interval_to_json(interval) for name, interval in changes.items()}
+        difference = {name: interval_to_json(interval) for name, interval in changes.items()}
         return {"baseline": self.before.to_json(), "difference": difference}
 
     @staticmethod
@@ -338,11 +338,11 @@ def evaluation_json(
     checked: Mapping[str, Interval] = {}
     if baseline is not None and trained is not None and baseline.records and trained.records:
         difference, checked = paired_difference(baseline, trained), paired_checks(baseline, trained)
-        content["difference"] = {name: _interval_to_json(interval) for name, interval in difference.items()}
+        content["difference"] = {name: interval_to_json(interval) for name, interval in difference.items()}
     labels = dict.fromkeys(label for evaluation in measured.values() for label in evaluation.check)
     content["check"] = {
-        label: {name: _interval_to_json(evaluation.check.get(label)) for name, evaluation in measured.items()}
-        | ({"difference": _interval_to_json(checked[label])} if label in checked else {})
+        label: {name: interval_to_json(evaluation.check.get(label)) for name, evaluation in measured.items()}
+        | ({"difference": interval_to_json(checked[label])} if label in checked else {})
         for label in labels
     }
     if forgetting is not None:
@@ -379,7 +379,8 @@ def _count(value: int) -> int:
     return value
 
 
-def _interval_to_json(interval: Interval | None) -> dict[str, Any] | None:
+def interval_to_json(interval: Interval | None) -> dict[str, Any] | None:
+    """Return the interval as it is stored: limits that are not finite are None."""
     if interval is None:
         return None
     return {
