@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.data.samples import jsonl
 
-from posttrain.config import DataConfig
+from posttrain.config import DataConfig, load_config, to_yaml
 from posttrain.data.split import read_split
 from posttrain.errors import DataError
 
@@ -95,3 +95,103 @@ def test_of_sampled_pairs_alone_pairs_are_held_out(write):
     pair = {"chosen": "a", "rejected": "b", "prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}
     pairs = str(write("pairs.jsonl", jsonl(*[{"prompt": str(n), **pair} for n in range(10)])))
     assert [len(part) for part in read_split(DataConfig(train=pairs, eval_fraction=0.2), seed=0)] == [8, 2]
+
+
+def repeated(kind: str, size: int, each: int) -> list[dict]:
+    """Rows with `each` different answers to each of `size` prompts, mixed."""
+    rows = []
+    for answer in range(each):
+        for n in range(size):
+            prompt, text = f"say {n}", f"{answer}"
+            turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+            rows.append(
+                {
+                    "prompts": {"question": prompt, "answer": text},
+                    "pairs": {"prompt": prompt, "chosen": text, "rejected": "x"},
+                    "labels": {"prompt": prompt, "completion": text, "label": answer % 2 == 0},
+                    "ratings": {"prompt": prompt, "completion": text, "score": answer},
+                    "steps": {"prompt": prompt, "completions": [text], "labels": [True]},
+                    "messages": {"messages": turns},
+                    "alpaca": {"instruction": "say", "input": str(n), "output": text},
+                    "other names": {"query": prompt, "response_w": text, "response_l": "x"},
+                }[kind]
+            )  # fmt: skip
+    return rows
+
+
+KINDS = ("prompts", "pairs", "labels", "ratings", "steps", "messages", "alpaca", "other names")
+
+
+def prompt_in(values: dict) -> str:
+    named = next((values[name] for name in ("question", "prompt", "input", "query") if name in values), None)
+    return str(values["messages"][0]["content"] if named is None else named)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_prompt_is_both_trained_and_held_out(kind, streaming, write, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    path = str(write("rows.jsonl", jsonl(*repeated(kind, 40, 4))))
+    for seed in range(3):
+        config = DataConfig(train=path, eval_fraction=0.2, streaming=streaming)
+        train, heldout = (list(part) for part in read_split(config, seed=seed))
+        assert (len(train), len(heldout)) == (128, 32)
+        assert not {prompt_in(row.values) for row in train} & {prompt_in(row.values) for row in heldout}
+        train, heldout = read_split(config.model_copy(update={"hold_out": "rows"}), seed=seed)
+        assert {prompt_in(row.values) for row in train} & {prompt_in(row.values) for row in heldout}
+
+
+def test_of_a_template_its_text_is_the_prompt(write):
+    path = str(write("rows.jsonl", jsonl(*[{"a": n % 4, "b": n % 5, "prompt": str(n)} for n in range(80)])))
+    train, heldout = read_split(DataConfig(train=path, eval_fraction=0.2, prompt="{a} and {b}"), seed=0)
+    texts = [{(row.values["a"], row.values["b"]) for row in part} for part in (train, heldout)]
+    assert not texts[0] & texts[1]
+    assert (len(texts[1]), len(heldout)) == (4, 16)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_if_all_prompts_differ_the_rows_are_those_that_earlier_versions_held_out(kind, write):
+    path = str(write("rows.jsonl", jsonl(*repeated(kind, 60, 1))))
+    for seed in range(3):
+        both = [read_split(DataConfig(train=path, hold_out=unit), seed=seed) for unit in ("prompts", "rows")]
+        assert both[0] == both[1]
+
+
+def test_seeds_0_and_1_hold_out_these_rows_in_every_version(hundred):
+    found = [numbers(read_split(DataConfig(train=hundred, eval_fraction=0.05), seed=seed).heldout) for seed in (0, 1)]
+    assert found == [[19, 44, 71, 90, 93], [15, 32, 35, 45, 90]]
+
+
+def test_prompts_of_many_rows_do_not_enlarge_the_held_out_part_if_others_fit(write):
+    rows = [{"prompt": "often"}] * 50 + [{"prompt": str(n)} for n in range(50)]
+    for seed in range(5):
+        path = str(write("rows.jsonl", jsonl(*rows)))
+        heldout = read_split(DataConfig(train=path, eval_fraction=0.1), seed=seed).heldout
+        assert len(heldout) == 10
+        assert all(row.values["prompt"] != "often" for row in heldout)
+
+
+def test_if_no_prompt_fits_the_one_with_the_fewest_rows_is_held_out_and_of_one_prompt_rows_are(write):
+    rows = [{"prompt": "a", "completion": str(n)} for n in range(60)]
+    rows += [{"prompt": "b", "completion": str(n)} for n in range(40)]
+    path = str(write("rows.jsonl", jsonl(*rows)))
+    train, heldout = read_split(DataConfig(train=path, eval_fraction=0.1), seed=0)
+    assert [(len(part), {row.values["prompt"] for row in part}) for part in (train, heldout)] == [
+        (60, {"a"}),
+        (40, {"b"}),
+    ]
+    alone = str(write("alone.jsonl", jsonl(*rows[:60])))
+    assert [len(part) for part in read_split(DataConfig(train=alone, eval_fraction=0.1), seed=0)] == [54, 6]
+
+
+def test_a_run_of_an_earlier_version_keeps_its_rows(tmp_path, hundred):
+    """Its config.yaml does not name the unit. The file of a user who does not name it holds out prompts."""
+    run = {"model": "tiny:sort", "algorithm": "dpo", "data": {"train": hundred}, "train": {"steps": 1}}
+    text = to_yaml(load_config(run))
+    for name, content, unit in (
+        ("now", text, "prompts"),
+        ("then", text.replace("  hold_out: prompts  # default\n", ""), "rows"),
+        ("own", text.replace("  hold_out: prompts  # default\n", "").partition("\n")[2], "prompts"),
+    ):
+        (tmp_path / f"{name}.yaml").write_text(content)
+        assert load_config(tmp_path / f"{name}.yaml").config.data.hold_out == unit, name

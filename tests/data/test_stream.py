@@ -314,6 +314,8 @@ def test_numbers_and_repeated_rows_are_known_without_tokens(path, renderer, monk
         Row(values=row, origin="other") for row in (ROWS[3], ROWS[4] | {"label": True}, {**ROWS[5], "completion": "x"})
     ]
     assert labels.shared_with(others) == 2
+    stranger = Row(values=ROWS[3] | {"prompt": "a prompt of its own"}, origin="other")
+    assert labels.prompts_shared_with([*others, stranger]) == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

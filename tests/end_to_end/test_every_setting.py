@@ -288,6 +288,7 @@ CASES = [
     Case("data.split", "validation", "rollouts/prompt", given=HUB_DATA),
     Case("data.eval_split", "validation", "answers/baseline", given=HUB_DATA | {"data.eval": "numbers"}),
     Case("data.eval_fraction", 0.1, "answers/baseline"),
+    Case("data.hold_out", "rows", "answers/baseline", given={"data.train": "repeated_prompts.jsonl"}),
     Case("data.columns", {"prompt": "hint"}, "rollouts/prompt"),
     Case("data.prompt", "hint", "rollouts/prompt"),
     Case("data.prompt", "{prompt} {hint}", "rollouts/prompt"),
@@ -753,7 +754,10 @@ SHOWN_BY_PARTS: dict[str, Callable[[RunConfig], object]] = {
     **{f"lora.{name}": parts.policy for name in ("rank", "alpha", "target_modules")},
     **{f"critic.{name}": parts.policy for name in CriticConfig.model_fields if name not in OF_CRITIC_UPDATES},
     **dict.fromkeys(("teacher.revision", "reference.path", "reference.revision"), parts.frozen),
-    **{f"data.{name}": parts.rows for name in ("split", "eval_split", "eval_fraction", "columns", "max_rows", "part")},
+    **{
+        f"data.{name}": parts.rows
+        for name in ("split", "eval_split", "eval_fraction", "hold_out", "columns", "max_rows", "part")
+    },
     **{f"train.{name}": parts.updates for name in ("schedule", "warmup_steps", "min_learning_rate_ratio")},
     **{f"train.{name}": parts.updates for name in ("weight_decay", "adam_beta1", "adam_beta2", "adam_eps")},
     "train.max_grad_norm": parts.updates,
@@ -936,6 +940,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         reward_model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=seed)
         save_reward_model(reward_model, folder / name, ScoringFacts(chat=False))
     write_prompts(folder / "other_prompts.jsonl", seed=1)
+    (folder / "repeated_prompts.jsonl").write_text(2 * (folder / "prompts.jsonl").read_text())
     write_examples(folder / "examples.jsonl", completion="1 2 3")
     write_examples(folder / "other_examples.jsonl", completion="9 8 7")
     cache_dataset(folder, "numbers", splits=("train", "validation", "test"))

@@ -142,6 +142,20 @@ def test_evaluation_json_holds_both_sides_their_difference_and_the_check():
     assert set(evaluation_json(before)) == {"baseline", "check"}
 
 
+def test_a_check_has_a_paired_difference_over_prompts_that_it_judged_twice():
+    """38 → 26 of 64 prompts: the two intervals overlap, the paired one does not contain 0."""
+    judged = [(float(i < 38), float(i < 26)) for i in range(64)] + [(None, 1.0), (0.0, math.nan)]
+    before, after = (
+        summary([record(i, answer(1.0, check={"judge": pair[side]})) for i, pair in enumerate(judged)], samples=0)
+        for side in (0, 1)
+    )
+    found = evaluation_json(before, after)["check"]["judge"]["difference"]
+    assert (found["mean"], found["n"]) == (pytest.approx(-12 / 64), 64)
+    assert found["high"] < 0
+    assert before.check["judge"].overlaps(after.check["judge"])
+    assert "difference" not in evaluation_json(before)["check"]["judge"]
+
+
 def test_answers_are_written_one_line_per_prompt(tmp_path):
     found = summary([scored(0, 1.0, "AAbb"), record(1, answer(None, "\u2028<b>"))])
     lines = found.write_answers(tmp_path / "answers.jsonl").read_text(encoding="utf-8").strip("\n").split("\n")

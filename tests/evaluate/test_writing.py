@@ -204,8 +204,9 @@ def test_ranks_better_and_writes_worse_is_a_verdict_of_its_own(tmp_path):
     assert brief["writes_worse"] == ["it gives different prompts the same answer"]
     unmeasured = verdict(replace(run, evaluation=worse))
     assert unmeasured.headline.startswith("No held-out evaluation. The model writes worse")
-    answers = {"baseline": evaluation(0.2), "trained": evaluation(0.9)}  # judged as they are
-    assert verdict(replace(run, evaluation={**answers, **worse})).headline == "The model improved."
+    answers = {"baseline": evaluation(0.2), "trained": evaluation(0.9)}  # no independent check judges them
+    found = verdict(replace(run, evaluation={**answers, **worse}))
+    assert found.headline == "The model improved. It writes worse: it gives different prompts the same answer."
 
 
 def test_a_score_that_rises_on_equal_answers_is_told_so(tmp_path):

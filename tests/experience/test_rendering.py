@@ -51,3 +51,32 @@ def test_held_out_rows_that_are_trained_on_are_counted(train, heldout, shared):
 def test_of_other_rows_nothing_is_said():
     assert data_notes(examples("a"), examples("b")) == []
     assert data_notes(examples("a"), None) == []
+
+
+def asked(prompt: str, answer: str) -> Example:
+    ids = tuple((prompt + answer).encode())
+    return Example(index=0, input_ids=ids, completion_mask=(False,) * len(prompt) + (True,) * len(answer))
+
+
+def asked_pairs(*texts: str) -> Rendered:
+    return Rendered(rows=[Pair(index=0, chosen=asked(t[:2], t[2]), rejected=asked(t[:2], t[3])) for t in texts])
+
+
+def asked_examples(*texts: str) -> Rendered:
+    return Rendered(rows=[asked(text[:2], text[2:]) for text in texts])
+
+
+def asked_labels(*texts: str) -> LabelledSet:
+    rows = [LabelledExample(index=0, example=asked(text[:2], text[2:]), label=True) for text in texts]
+    return LabelledSet(rows=rows)
+
+
+@pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels])
+def test_held_out_rows_with_a_trained_prompt_are_counted(made):
+    train = made("1+xy", "2+xy", "2+zy")
+    (note,) = data_notes(train, made("2+uv", "3+xy", "1+uv"))
+    assert note.startswith("2 of 3 held-out rows have a prompt that is also trained")
+    assert data_notes(train, made("3+xy", "4+xy")) == []
+    (note,) = data_notes(train, made("2+xy", "3+xy"))
+    assert "word for word" in note
+    assert len(data_notes(train, made("2+xy", "1+uv"))) == 2

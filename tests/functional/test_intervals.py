@@ -258,3 +258,33 @@ def test_the_interval_of_a_token_mean_covers_what_it_says(n):
         found = ratio_interval(sums, lengths)
         covered += found.low <= 2.0 <= found.high
     assert 0.935 <= covered / rounds <= 0.98
+
+
+@pytest.mark.parametrize("n", [2, 5, 64])
+@pytest.mark.parametrize("value", [-1.0, 0.1, 0.5, 3.0])
+def test_equal_values_say_nothing_about_their_spread(value, n):
+    assert mean_interval([value] * n) == (pytest.approx(value), -math.inf, math.inf, n)
+    assert paired_interval([value] * n, [value] * n) == (0.0, -math.inf, math.inf, n)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.01, 100.0])
+@pytest.mark.parametrize(
+    ("before", "change"), [([0.5], 0.01), ([0.1, 0.2, 0.3, 0.4], 0.01), ([-1.0], 2.0), ([0.3], -0.3)]
+)
+def test_equal_changes_are_certain_only_for_many_problems(before, change, scale):
+    def of(n: int) -> Interval:
+        values = [scale * before[i % len(before)] for i in range(n)]
+        return paired_interval(values, [value + scale * change for value in values])
+
+    few, many = of(2), of(400)
+    assert few.low < 0 < few.high
+    assert (many.low > 0) == (change > 0)
+    assert (many.high < 0) == (change < 0)
+    for found in (few, many):
+        assert found.low < found.mean < found.high or found.mean in (found.low, found.high)
+        assert found.high - found.low > 0
+
+
+def test_differences_of_almost_equal_size_keep_students_interval():
+    found = paired_interval([0.1, 0.2, 0.3], [0.2, 0.3, 0.4001])
+    assert 0 < found.low < found.high < 0.2

@@ -1,5 +1,6 @@
 """The sentences of the verdict: they claim what the intervals show, and no more."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,6 +8,9 @@ import pytest
 from tests.catalogue import catalogue
 from tests.report.synthetic_run import evaluation
 
+from posttrain.evaluate.evaluation import Answer, Record, evaluation_json
+from posttrain.evaluate.heldout import summarise
+from posttrain.report.lines import evaluation_line
 from posttrain.report.notes import observations
 from posttrain.report.phases import who_waits
 from posttrain.report.proofs import proofs
@@ -196,3 +200,99 @@ def test_who_waits_is_said_in_shares_of_the_step():
     assert who_waits({"wait_for_rewards": 1.0, "train": 1.0}) == pytest.approx((0.0, 0.5, 0.5))
     assert who_waits({"train": 2.5}) is None
     assert who_waits({}) is None
+
+
+def graded(before: list[float], after: list[float]) -> RunRecord:
+    """A finished run with these scores of the same prompts."""
+    shared = {"samples": 0, "confidence": 0.95, "temperature": 1.0, "top_p": 1.0, "max_completion_length": 8, "seed": 0}
+    first, second = (
+        summarise(
+            [
+                Record(index=i, prompt=str(i), greedy=Answer(text="", ids=(1,), finish_reason="eos", score=score))
+                for i, score in enumerate(scores)
+            ],
+            **shared,
+        )
+        for scores in (before, after)
+    )
+    return replace(run_of(), evaluation=json.loads(json.dumps(evaluation_json(first, second))))
+
+
+LEVELS = [round(0.05 * (i % 9), 2) for i in range(64)]
+
+
+@pytest.mark.parametrize("best", [0.99, 1.0])
+@pytest.mark.parametrize("place", [0, 63])
+@pytest.mark.parametrize(
+    ("before", "after", "headline"),
+    [
+        (LEVELS, [score + 0.5 for score in LEVELS], "The model improved."),
+        ([0.8] * 64, [1.0] * 12 + [0.0] * 52, "The model got worse."),
+        ([0.8] * 63 + [0.7], [0.8] * 63 + [0.7], "No improvement is shown."),
+        ([score + 0.5 for score in LEVELS], LEVELS, "The model got worse."),
+    ],
+)
+def test_whether_one_answer_reaches_1_changes_no_verdict_of_a_graded_reward(best, place, before, after, headline):
+    for side in (0, 1):
+        sides = [list(before), list(after)]
+        sides[side][place] = best
+        run = graded(*sides)
+        assert verdict(run).measure == "score"
+        assert verdict(run).headline == headline
+
+
+def test_the_share_of_full_marks_is_shown_beside_a_graded_score():
+    run = graded([0.8] * 64, [1.0] * 16 + [0.5] * 48)
+    (sentence,) = [one for one in verdict(run).sentences if one.startswith("Answers with a score of 1")]
+    assert sentence.startswith("Answers with a score of 1: 0% (0% to ")
+    assert ", 25% (" in sentence
+    assert "full marks 25%" in evaluation_line(run.evaluation["trained"], run.evaluation["baseline"])
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 40), (12, 0), (0, 64), (64, 64), (3, 50)])
+def test_of_rewards_that_are_0_or_1_the_accuracy_decides(before, after):
+    run = graded(*([1.0] * right + [0.0] * (64 - right) for right in (before, after)))
+    assert verdict(run).measure == "accuracy"
+    assert not any("score of 1" in one for one in verdict(run).sentences)
+    assert "full marks" not in evaluation_line(run.evaluation["trained"])
+
+
+WORSE_WRITING = {
+    "baseline": {}, "trained": {"same": {"mean": 0.8, "low": 0.7, "high": 0.9, "n": 64}}, "given": {"same": 0.0},
+    "difference": {"same": {"mean": 0.7, "low": 0.5, "high": 0.9, "n": 64}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("scores", [([0.0] * 64, [1.0] * 64), ([0.2] * 64, [0.7] * 32 + [0.8] * 32)])
+@pytest.mark.parametrize(("check", "told"), [(None, True), ((0.2, 0.9), False), ((0.5, 0.5), True)])
+def test_worse_writing_reaches_the_headline_of_every_measure_unless_a_check_rose(scores, check, told):
+    run = graded(*scores)
+    checks = {} if check is None else {"judge": dict(zip(("baseline", "trained"), map(share, check), strict=True))}
+    run = replace(run, evaluation={**run.evaluation, "writing": WORSE_WRITING, "check": checks})
+    found = verdict(run)
+    assert ("It writes worse: it gives different prompts the same answer." in found.headline) == told
+    assert found.tone == ("bad" if told else "good")
+    assert found.change == 1
+
+
+def share(value: float) -> dict:
+    return evaluation(value)["greedy"]["score"]
+
+
+@pytest.mark.parametrize(
+    ("difference", "headline"),
+    [
+        ((-0.19, -0.3, -0.08), "By its reward the model improved; by the independent check it got worse."),
+        ((-0.19, -0.4, 0.02), "The model improved."),
+        (None, "The model improved."),
+    ],
+)
+def test_a_check_that_fell_on_the_same_prompts_fell_although_its_intervals_overlap(difference, headline):
+    checks = {"judge": {"baseline": share(0.5), "trained": share(0.42)}}
+    if difference is not None:
+        checks["judge"]["difference"] = dict(zip(("mean", "low", "high"), difference, strict=True)) | {"n": 64}
+    found = verdict(evaluated(0.2, 0.9, check=checks))
+    assert found.headline == headline
+    said = " ".join(found.sentences)
+    assert ("its intervals overlap" in said) == (headline == "The model improved.")
+    assert ("prompt by prompt −19 points" in said) == (difference is not None)

@@ -336,3 +336,64 @@ def test_an_alarm_that_is_switched_off_or_on_between_two_parts_of_a_run_loads_wh
     first = Watch(AlarmConfig(template=None))
     first.observe(1, {"reward": 1.0})
     Watch(AlarmConfig(gap=None, kl_ratio=None)).load_state(first.state())
+
+
+@pytest.mark.parametrize("scale", [1.0, 4.0, 10.0])
+@pytest.mark.parametrize("check", [(0.03, 1.0), (0.3, 0.6), (-1.0, 1.0)])
+def test_a_check_that_rose_is_no_gap_however_far_from_the_reward_it_began(scale, check):
+    """An honest run: its reward rises by more than the check, which begins lower or has another scale."""
+    assert observed([(check[0], 0.1 * scale), (check[1], scale)], (0.1 * scale, scale)) == []
+
+
+@pytest.mark.parametrize("shares", [True, False])
+def test_reward_and_check_are_subtracted_only_if_both_lie_between_0_and_1(shares):
+    watch = Watch(AlarmConfig(reference_steps=1))
+    watch.reward.first, watch.reward.last = [0.5], [0.8]
+    alarms, found = HeldOutAlarms(watch.config), []
+    for step, rewarded in ((0, 0.5), (10, 0.8)):
+        one = HeldOut(step=step, score=0.5, error=0.03, reward=rewarded, sampled=rewarded, shares=shares)
+        found += alarms.observe(one, watch.reward)
+    assert kinds(found) == (["gap"] if shares else [])
+
+
+def test_training_answers_that_gain_more_than_held_out_answers_are_a_gap_on_every_scale():
+    watch = Watch(AlarmConfig(reference_steps=1))
+    watch.reward.first, watch.reward.last = [-3.0], [2.0]
+    alarms, found = HeldOutAlarms(watch.config), []
+    for step in (0, 10):
+        one = HeldOut(step=step, score=-3.0, error=0.03, reward=-3.0, sampled=-3.0, shares=False)
+        found += alarms.observe(one, watch.reward)
+    assert kinds(found) == ["gap"]
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "edges", "said"),
+    [
+        (5.219, 2.229, [-2.0, 9.0], "fell from 5.22 (steps 0 to 0) to 2.23"),
+        (0.521, 0.222, [0.0, 4.0], "fell from 0.521 (steps 0 to 0) to 0.222"),
+        (0.521, 0.222, [0.0, 1.0], "fell from 52.1% (steps 0 to 0) to 22.2%"),
+        (0.521, 0.222, [0.0, 0.6], "fell from 52.1% (steps 0 to 0) to 22.2%"),
+    ],
+)
+def test_a_score_is_a_percentage_only_between_0_and_1(before, after, edges, said):
+    watch = Watch(AlarmConfig(reference_steps=1, heldout_window=1))
+    watch.reward.first, watch.reward.last = [0.5], [0.5]
+    fired: list[Alarm] = []
+    for step, score in ((0, before), (10, after)):
+        score_of = {"mean": score, "low": score - 0.02, "high": score + 0.02, "n": 64}
+        fired += watch.evaluated(step, {"greedy": {"score": score_of}, "score_range": edges, "confidence": 0.95})
+    assert [said in alarm.message for alarm in fired] == [True]
+
+
+@pytest.mark.parametrize("limits", [(None, None), (0.5, 0.5)])
+def test_without_an_interval_no_fall_is_certain(limits):
+    watch = Watch(AlarmConfig(reference_steps=1, heldout_window=1))
+    watch.reward.first, watch.reward.last = [0.5], [0.5]
+    for step, score in ((0, 0.5), (10, 0.4999), (20, 0.1)):
+        low, high = (None, None) if limits[0] is None else (score, score)
+        score_of = {"mean": score, "low": low, "high": high, "n": 64}
+        assert watch.evaluated(step, {"greedy": {"score": score_of}, "confidence": 0.95}) == []
+    state = json.loads(json.dumps(watch.state()))
+    again = Watch(watch.config)
+    again.load_state(state)
+    assert again.heldout.found == watch.heldout.found

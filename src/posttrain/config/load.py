@@ -28,6 +28,7 @@ from posttrain.config.run import REWARD_MODEL, RunConfig, setting_names, walker
 from posttrain.config.schema import MOST_HINTS, Problem, Walker, combine, explain
 from posttrain.config.text import (
     REDACTED,
+    SAVED,
     Steps,
     dotted,
     leaves,
@@ -476,7 +477,7 @@ def to_yaml(resolved: Resolved) -> str:
     Secrets in free-form settings are saved as <redacted>. Loading such a file is an error that names them.
     """
     tree = saved_tree(resolved.config)
-    return "# All settings of this run, each with where its value came from.\n" + write_tree(tree, resolved.origins)
+    return f"{SAVED} this run, each with where its value came from.\n" + write_tree(tree, resolved.origins)
 
 
 def saved_tree(config: RunConfig) -> dict[str, Any]:

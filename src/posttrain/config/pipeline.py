@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 from posttrain.config.load import Check, Layers, Resolved, check, load_config, saved_tree
 from posttrain.config.run import RunConfig, models_named
 from posttrain.config.schema import Problem, combine
-from posttrain.config.text import COMMENT, dotted, leaves, read_mapping, read_override, show, write_tree
+from posttrain.config.text import COMMENT, SAVED, dotted, leaves, read_mapping, read_override, show, write_tree
 from posttrain.config.values import Part, PathText
 from posttrain.errors import ConfigError
 
@@ -178,7 +178,7 @@ def read_pipeline(
 
 def to_yaml(pipeline: PipelineConfig, output: str | None) -> str:
     """Return the pipeline as YAML, with every setting of every stage and its origin. It reads back the same."""
-    head = "# All settings of all stages, each with where its value came from.\n"
+    head = f"{SAVED} all stages, each with where its value came from.\n"
     return head + write_tree(*_tree(pipeline, output))
 
 

@@ -181,6 +181,9 @@ class DataConfig(Part):
     eval_fraction: BelowOne = 0.1
     """Share of the training rows that are held out if `eval` is null. A task has its own held-out rows. The seed
     selects the rows."""
+    hold_out: Literal["prompts", "rows"] = "prompts"
+    """Unit that `eval_fraction` holds out. prompts: all rows with the same prompt together. rows: single rows, also if
+    other rows with their prompt are trained, as in runs of earlier versions."""
     columns: dict[Text, Text] = {}
     """Mapping from our column names to those of `train` and `eval`, for example {chosen: better, rejected: worse}.
     Common names are recognised without this setting. A file that already has a column with our name keeps it."""

@@ -23,6 +23,8 @@ from posttrain.errors import ConfigError
 
 SUFFIXES = (".yaml", ".yml", ".toml")
 REDACTED = "<redacted>"
+SAVED = "# All settings of"
+"""The beginning of the first line of a saved configuration."""
 COMMENT = "  # "
 """The separator between a value and its comment."""
 MAX_BYTES, MAX_LEVELS, MAX_VALUES = 2**18, 64, 20_000
@@ -202,7 +204,20 @@ def read_mapping(path: str | PathLike[str]) -> dict[str, Any]:
             allowed="a mapping with keys such as model, algorithm, data and train",
             fix="Write one `key: value` per line.",
         )
-    return content
+    return _as_then(content) if text.startswith(SAVED) else content
+
+
+def _as_then(saved: dict[str, Any]) -> dict[str, Any]:
+    """Return the saved settings of a run or of a pipeline. If an earlier version saved them, add how it held out rows:
+    one by one."""
+    stages = saved.get("stages")
+    for run in [saved, *(stages if isinstance(stages, list) else [])]:
+        data, model = (run.get(name) if isinstance(run, dict) else None for name in ("data", "reward_model"))
+        if isinstance(data, dict) and "hold_out" not in data:
+            data["hold_out"] = "rows"
+            if isinstance(model, dict) and isinstance(model.get("data"), dict):  # holds only what the user has set
+                model["data"].setdefault("hold_out", "rows")
+    return saved
 
 
 def _read_text(path: Path) -> str:

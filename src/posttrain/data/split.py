@@ -11,6 +11,7 @@ import torch
 from posttrain.data.columns import renamed_rows, require_columns
 from posttrain.data.forms import columns_of
 from posttrain.data.read import Row, read_rows, size_of
+from posttrain.data.same_prompts import drawn_N, prompt_keys
 from posttrain.data.sampled_pairs import is_sampled_pair
 from posttrain.data.stream import STREAMED_FROM, RowSource, StreamedRows
 from posttrain.errors import DataError
@@ -28,7 +29,8 @@ def read_split(config: DataConfig, seed: int) -> Split:
     """Read the rows of `data.train`, or of the requested part of it, and the rows of `data.eval`.
 
     Without `data.eval`, a generated task has its own held-out rows. For other data, `data.eval_fraction` of the
-    training rows are held out. The seed determines which ones: the same for every part. Raises `DataError`.
+    training rows are held out, all rows of a prompt together (`data.hold_out`). The seed determines which ones: the
+    same for every part. Raises `DataError`.
     """
     whole = _read_whole(config, seed)
     return whole if config.part_numbers is None else Split(_part(whole.train, *config.part_numbers), whole.heldout)
@@ -42,7 +44,7 @@ def _read_whole(config: DataConfig, seed: int) -> Split:
         )
     if _is_task(config.train):
         return Split(train, open_rows(config, config.train, "eval", seed))
-    return _hold_out(train, config.eval_fraction, seed)
+    return _hold_out(train, config, seed)
 
 
 def _eligible(rows: Sequence[Row]) -> np.ndarray:
@@ -97,7 +99,8 @@ def _is_task(source: str | list[str]) -> bool:
     return isinstance(source, str) and source.startswith("task:")
 
 
-def _hold_out(rows: Sequence[Row], fraction: float, seed: int) -> Split:
+def _hold_out(rows: Sequence[Row], config: DataConfig, seed: int) -> Split:
+    fraction = config.eval_fraction
     if fraction == 0:
         return Split(rows, [])
     places = np.flatnonzero(_eligible(rows))
@@ -108,9 +111,13 @@ def _hold_out(rows: Sequence[Row], fraction: float, seed: int) -> Split:
             allowed="at least one training row",
             fix="Add rows, or name held-out data in data.eval.",
         )
-    order = torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))
+
+    def order(size: int) -> np.ndarray:
+        return torch.randperm(size, generator=torch.Generator().manual_seed(seed)).numpy()
+
+    keys_N = prompt_keys(rows, config)[places] if config.hold_out == "prompts" else np.arange(len(places))
     heldout_N = np.zeros(len(rows), dtype=np.bool_)
-    heldout_N[places[order[:count].numpy()]] = True
+    heldout_N[places[drawn_N(keys_N, count, order)]] = True
     return Split(_where(rows, ~heldout_N), _where(rows, heldout_N))
 
 

@@ -36,6 +36,7 @@ from posttrain.data.dropped import Dropped, counted, refuse_too_many, too_many
 from posttrain.data.forms import Form
 from posttrain.data.read import Row, content_key, iter_rows, jsonl_places, plain_jsonl
 from posttrain.data.sampled_pairs import is_sampled_pair
+from posttrain.data.texts import key_of, prompt_words
 from posttrain.errors import DataError, DoesNotFit
 from posttrain.files import write_atomically
 from posttrain.types import Prompt
@@ -372,16 +373,24 @@ class StreamedRecords(Sequence[T], Generic[T]):
 
     def shared_with(self, rows: Iterable[Row]) -> int:
         """The number of `rows` whose exact text is also in these records."""
+        texts = [key_of(self._words(values)) for values in self._read(rows)]
+        return int(np.isin(np.asarray(texts, dtype=np.uint64), self.texts_N).sum())
+
+    def prompts_shared_with(self, rows: Iterable[Row]) -> int:
+        """The number of `rows` whose prompt is also in these records. Records of prompts do not know it."""
+        prompts = [key_of(prompt_words(values) or "") for values in self._read(rows)]
+        return int(np.isin(np.asarray(prompts, dtype=np.uint64), self.prompts_N).sum())
+
+    def _read(self, rows: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
         form, chat = self.render.keywords["form"], self.render.keywords["renderer"].chat
         read = (row.values if is_sampled_pair(row) else form.read(row, chat=chat) for row in rows)
-        texts = [_key_of(self._words(values)) for values in read if not isinstance(values, Dropped)]
-        return int(np.isin(np.asarray(texts, dtype=np.uint64), self.texts_N).sum())
+        return (values for values in read if not isinstance(values, Dropped))
 
     # --- before the run ---
 
     def _read_all(self) -> None:
         """Find the rows that can be read as this kind of data, and collect their properties that need no tokens."""
-        usable, numbers, texts, sizes = array("q"), array("d"), array("Q"), array("q")
+        usable, numbers, texts, sizes, prompts = array("q"), array("d"), array("Q"), array("q"), array("Q")
         read, chat = self.render.keywords["form"].read, self.render.keywords["renderer"].chat
         self._values = hashlib.sha256()
         sampled_N = self.rows.sampled_N
@@ -396,13 +405,14 @@ class StreamedRecords(Sequence[T], Generic[T]):
             else:
                 number = values.get("margin", values.get("label", values.get("score")))
                 numbers.append(math.nan if number is None else number)
+                prompts.append(key_of(prompt_words(values) or ""))
             words = self._words(values)
             usable.append(place)
-            texts.append(_key_of(words))
+            texts.append(key_of(words))
             sizes.append(len(words))
         self.columns = {name: None for name in self.columns if name != "prompt"}
         self.usable_N, self._sizes_N = np.asarray(usable), np.asarray(sizes)
-        self.numbers, self.texts_N = np.asarray(numbers), np.asarray(texts)
+        self.numbers, self.texts_N, self.prompts_N = np.asarray(numbers), np.asarray(texts), np.asarray(prompts)
 
     def _words(self, values: Mapping[str, Any]) -> str:
         """A text that is equal for rows with the same text: the prompt, or for given answers all columns except
@@ -429,7 +439,8 @@ class StreamedRecords(Sequence[T], Generic[T]):
         good_N = ~self._bad_N
         for name in ("usable_N", "texts_N", "_tried_N", "_bad_N"):
             setattr(self, name, getattr(self, name)[good_N])
-        self.numbers = self.numbers[good_N] if len(self.numbers) else self.numbers
+        if len(self.numbers):
+            self.numbers, self.prompts_N = self.numbers[good_N], self.prompts_N[good_N]
         self._ready = True
 
     def _refuse_too_many(self) -> None:
@@ -487,11 +498,6 @@ def collect(
     dropped = [one for one in found if isinstance(one, Dropped)]
     refuse_too_many(dropped, len(rows), max_dropped, what)
     return tuple(one for one in found if isinstance(one, record)), tuple(dropped)
-
-
-def _key_of(words: str) -> int:
-    digest = hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 def streaming_notes(parts: Mapping[str, Sequence[Row]]) -> list[str]:

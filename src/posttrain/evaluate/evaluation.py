@@ -112,10 +112,10 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """Return plain dicts and numbers, ready for `json.dumps`. Non-finite numbers become None."""
         sampled = {
-            "pass@1": _interval_to_json(self.pass_at_k.get(1)),
-            "pass@k": {str(k): _interval_to_json(interval) for k, interval in self.pass_at_k.items()},
-            "majority@k": {str(k): _interval_to_json(interval) for k, interval in self.majority_at_k.items()},
-            "score": _interval_to_json(self.sampled_score),
+            "pass@1": interval_to_json(self.pass_at_k.get(1)),
+            "pass@k": {str(k): interval_to_json(interval) for k, interval in self.pass_at_k.items()},
+            "majority@k": {str(k): interval_to_json(interval) for k, interval in self.majority_at_k.items()},
+            "score": interval_to_json(self.sampled_score),
             "mean_length": _finite(self.sampled_mean_length),
             "truncated": _finite(self.sampled_truncated),
         }
@@ -128,14 +128,14 @@ class Evaluation:
             "max_completion_length": self.max_completion_length,
             "seed": self.seed,
             "greedy": {
-                "score": _interval_to_json(self.greedy_score),
-                "accuracy": _interval_to_json(self.greedy_accuracy),
+                "score": interval_to_json(self.greedy_score),
+                "accuracy": interval_to_json(self.greedy_accuracy),
             },
             "sampled": sampled if self.samples else {},
             "mean_length": _finite(self.mean_length),
             "truncated": _finite(self.truncated),
-            "rewards": {label: _interval_to_json(interval) for label, interval in self.rewards.items()},
-            "check": {label: _interval_to_json(interval) for label, interval in self.check.items()},
+            "rewards": {label: interval_to_json(interval) for label, interval in self.rewards.items()},
+            "check": {label: interval_to_json(interval) for label, interval in self.check.items()},
             "unscored": self.unscored,
             "score_range": [_finite(edge) for edge in self.score_range],
             "errors": list(self.errors),
@@ -146,7 +146,7 @@ class Evaluation:
         if self.before is None:
             return {"lost": self.lost} if self.lost else {}
         changes = paired_difference(self.before, self)
-        difference = {name: _interval_to_json(interval) for name, interval in changes.items()}
+        difference = {name: interval_to_json(interval) for name, interval in changes.items()}
         return {"baseline": self.before.to_json(), "difference": difference}
 
     @staticmethod
@@ -213,9 +213,15 @@ class Evaluation:
     @property
     def has_full_mark(self) -> bool:
         """Does a score of 1 mean right? A learned score, for example, has no such mark, and its answers are neither
-        right nor wrong. (`measure_of` of the report decides in the same way.)"""
+        right nor wrong."""
         low, high = self.score_range
         return math.isnan(high) or (low >= 0 and (abs(high - 1) < 1e-6 or high == 0))
+
+    @property
+    def has_partial_credit(self) -> bool:
+        """Do greedy answers have scores between 0 and 1? Then the score decides what improved. (`measure_of` of the
+        report decides in the same way.)"""
+        return abs(self.greedy_score.mean - self.greedy_accuracy.mean) > 1e-6
 
     def rows(self) -> list[tuple[str, Interval]]:
         """Return (name, interval) of each measurement, in reading order. A score that equals the accuracy appears once;
@@ -241,7 +247,9 @@ class Evaluation:
         """Return the main measure before training, and its paired difference over prompts."""
         if self.before is None:
             return []
-        name = "accuracy" if self.has_full_mark or self.before.has_full_mark else "score"
+        both = (self.before, self)
+        right = any(one.has_full_mark for one in both) and not any(one.has_partial_credit for one in both)
+        name = "accuracy" if right else "score"
         before = self.before.greedy_accuracy if name == "accuracy" else self.before.greedy_score
         return [(f"  before training: {name}", before), ("  difference", paired_difference(self.before, self)[name])]
 
@@ -296,19 +304,45 @@ def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, In
     }
 
 
+def paired_checks(baseline: Evaluation, trained: Evaluation) -> dict[str, Interval]:
+    """Return the difference of each independent check, trained minus baseline, over prompts that it judged twice."""
+    before = {record.index: record.greedy.check for record in baseline.records}
+    pairs = [(before[record.index], record.greedy.check) for record in trained.records if record.index in before]
+    return paired_by_label(pairs, trained.confidence)
+
+
+def paired_by_label(
+    pairs: Sequence[tuple[Mapping[str, float | None], Mapping[str, float | None]]], confidence: float
+) -> dict[str, Interval]:
+    """Return label -> difference over the pairs (before, after) in which the label has both scores."""
+    values: dict[str, list[tuple[float, float]]] = {}
+    for old, new in pairs:
+        for label in old.keys() & new.keys():
+            first, second = old[label], new[label]
+            if first is not None and second is not None and math.isfinite(first) and math.isfinite(second):
+                values.setdefault(label, []).append((first, second))
+    return {
+        label: paired_interval(*_columns(found), confidence, bounds=bounds_of(s for p in found for s in p))
+        for label, found in sorted(values.items())
+    }
+
+
 def evaluation_json(
     baseline: Evaluation | None, trained: Evaluation | None = None, forgetting: Mapping[str, float] | None = None
 ) -> dict[str, Any]:
-    """Return the content of `evaluation.json`: both evaluations, their paired difference, the check and forgetting."""
+    """Return the content of `evaluation.json`: both evaluations, their paired difference, the checks with theirs, and
+    forgetting."""
     found = {"baseline": baseline, "trained": trained}
     measured = {name: evaluation for name, evaluation in found.items() if evaluation is not None}
     content: dict[str, Any] = {name: evaluation.to_json() for name, evaluation in measured.items()}
+    checked: Mapping[str, Interval] = {}
     if baseline is not None and trained is not None and baseline.records and trained.records:
-        difference = paired_difference(baseline, trained)
-        content["difference"] = {name: _interval_to_json(interval) for name, interval in difference.items()}
+        difference, checked = paired_difference(baseline, trained), paired_checks(baseline, trained)
+        content["difference"] = {name: interval_to_json(interval) for name, interval in difference.items()}
     labels = dict.fromkeys(label for evaluation in measured.values() for label in evaluation.check)
     content["check"] = {
-        label: {name: _interval_to_json(evaluation.check.get(label)) for name, evaluation in measured.items()}
+        label: {name: interval_to_json(evaluation.check.get(label)) for name, evaluation in measured.items()}
+        | ({"difference": interval_to_json(checked[label])} if label in checked else {})
         for label in labels
     }
     if forgetting is not None:
@@ -345,7 +379,8 @@ def _count(value: int) -> int:
     return value
 
 
-def _interval_to_json(interval: Interval | None) -> dict[str, Any] | None:
+def interval_to_json(interval: Interval | None) -> dict[str, Any] | None:
+    """Return the interval as it is stored: limits that are not finite are None."""
     if interval is None:
         return None
     return {

@@ -132,14 +132,19 @@ def interval_of(values_per_problem: Sequence[Sequence[float]], confidence: float
     """Return the interval of the mean over problems of their mean values. Problems without values are left out.
 
     If all values are 0 or 1, the mean is a share. One answer per problem gives the Wilson interval; several answers
-    give an interval over problems with bounds (0, 1).
+    give an interval over problems with bounds (0, 1). Equal scores between 0 and 1 have the same bounds, because they
+    show no spread of their own.
     """
     answered = [values for values in values_per_problem if values]
     means = [math.fsum(values) / len(values) for values in answered]
-    bounds = bounds_of(chain.from_iterable(answered))
-    if bounds is not None and all(len(values) == 1 for values in answered):
+    bounds = bounds_of(chain.from_iterable(answered)) or _bounds_of_equal(means)
+    if bounds_of(means) is not None and all(len(values) == 1 for values in answered):
         return wilson(round(sum(means)), len(means), confidence)
     return mean_interval(means, confidence, bounds=bounds)
+
+
+def _bounds_of_equal(means: Sequence[float]) -> tuple[float, float] | None:
+    return (0.0, 1.0) if len(means) > 1 and len(set(means)) == 1 and 0 <= means[0] <= 1 else None
 
 
 def _answers(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from posttrain.evaluate.evaluation import Evaluation
+from posttrain.evaluate.evaluation import Evaluation, interval_to_json, paired_by_label
 from posttrain.evaluate.forgetting import window_losses
 from posttrain.evaluate.heldout import interval_of
 from posttrain.evaluate.measure import Measure
@@ -209,10 +209,10 @@ def writing_measures(written: Written, confidence: float) -> dict[str, Any]:
     if written.answers:
         for name, values in columns.items():
             bounds = None if name == "length" else (0.0, 1.0)
-            found[name] = mean_interval(values, confidence, bounds=bounds)._asdict()
+            found[name] = interval_to_json(mean_interval(values, confidence, bounds=bounds))
     if written.text is not None:
         losses = [-total for total in written.text.logprobs]
-        found["text_loss"] = ratio_interval(losses, written.text.tokens, confidence)._asdict()
+        found["text_loss"] = interval_to_json(ratio_interval(losses, written.text.tokens, confidence))
         found["text_bits_per_byte"] = sum(losses) / written.text_bytes * 1.4426950408889634
     return found
 
@@ -229,19 +229,25 @@ def writing_changes(before: Written, now: Written, confidence: float) -> dict[st
     if before.text is not None and now.text is not None and before.text.tokens == now.text.tokens:
         worse = [-moved for moved in now.text - before.text]
         found["text_loss"] = ratio_interval(worse, now.text.tokens, confidence)
-    return {name: interval._asdict() for name, interval in found.items()}
+    return {name: interval_to_json(interval) for name, interval in found.items()}
 
 
 def checks_of(sides: Mapping[str, Written | None], confidence: float) -> dict[str, Any]:
-    """Return the entry `check` of evaluation.json: label -> side -> interval; empty if there is no check."""
+    """Return the entry `check` of evaluation.json: label -> side -> interval, and their paired difference; empty if
+    there is no check."""
     measured = {side: written.answers for side, written in sides.items() if written is not None}
     labels = dict.fromkeys(label for answers in measured.values() for answer in answers for label in said_of(answer))
 
-    def interval(answers: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any]:
+    def interval(answers: Sequence[Mapping[str, Any]], label: str) -> dict[str, Any] | None:
         values = [said_of(answer).get(label) for answer in answers]
-        return interval_of([[] if value is None else [value] for value in values], confidence)._asdict()
+        return interval_to_json(interval_of([[] if value is None else [value] for value in values], confidence))
 
     found = {label: {side: interval(answers, label) for side, answers in measured.items()} for label in labels}
+    if (before := measured.get("baseline")) is not None and (after := measured.get("trained")) is not None:
+        old = {answer["index"]: said_of(answer) for answer in before}
+        pairs = [(old[answer["index"]], said_of(answer)) for answer in after if answer["index"] in old]
+        for label, change in paired_by_label(pairs, confidence).items():
+            found[label]["difference"] = interval_to_json(change)
     return {"check": found} if found else {}
 
 

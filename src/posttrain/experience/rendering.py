@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,7 @@ def render_both(
 
 
 def data_notes(train: Any, heldout: Any) -> list[str]:
-    """Return notes about both sets for the user: dropped rows, and held-out rows that are also trained on."""
+    """Return notes about both sets for the user: dropped rows, and held-out rows or prompts that are also trained."""
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
     if heldout is None:
@@ -131,24 +131,37 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
         rows = [train.usable, heldout.usable]
     trained = getattr(train, "pairs", None) or train.usable
     if isinstance(trained, StreamedRecords):
-        shared = trained.shared_with(heldout.source)
+        shared, prompts = trained.shared_with(heldout.source), trained.prompts_shared_with(heldout.source)
     else:
-        shared = _overlap(*rows)
+        shared, prompts = _overlap(_answers, *rows), _overlap(_prompt, *rows)
     if shared:
         notes.append(
             f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: measurements on "
             "them do not show what the model learned"
         )
+    if prompts > shared:
+        notes.append(
+            f"{prompts} of {len(rows[1])} held-out rows have a prompt that is also trained: a better measurement on "
+            "them may be memory; name rows with other prompts in data.eval, or leave it out to hold out whole prompts"
+        )
     return notes
 
 
-def _overlap(train: Sequence[Any], heldout: Sequence[Any]) -> int:
-    """Return how many held-out rows are also in the training data, whatever their scores or labels."""
-    held_out = Counter(map(_answers, heldout))
-    return sum(held_out[answers] for answers in set(map(_answers, train)) & held_out.keys())
+def _overlap(part: Callable[[Any], Hashable], train: Sequence[Any], heldout: Sequence[Any]) -> int:
+    """Return how many held-out rows share this part with a training row. Rows without it share nothing."""
+    held_out = Counter(map(part, heldout))
+    return sum(held_out[one] for one in set(map(part, train)) & held_out.keys() if one)
+
+
+def _prompt(row: Any) -> tuple[int, ...]:
+    """Return the tokens of a row before its first trained token; none if that is only a token for the beginning."""
+    side = row.chosen if isinstance(row, Pair) else getattr(row, "example", row)
+    mask = side.completion_mask
+    prompt = tuple(side.input_ids[: mask.index(True) if True in mask else 0])
+    return prompt if len(prompt) > 1 else ()
 
 
 def _answers(row: Any) -> tuple[tuple[int, ...], ...]:
-    """Return the tokens of a row; for a pair, of both answers."""
+    """Return the tokens of a row, whatever its score or label; for a pair, of both answers."""
     sides = (row.chosen, row.rejected) if isinstance(row, Pair) else (getattr(row, "example", row),)
     return tuple(side.input_ids for side in sides)

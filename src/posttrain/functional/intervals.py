@@ -7,9 +7,11 @@
   `bounds=(0, 1)` adds z^2 pseudo-problems, half at each bound, and takes the normal interval of all of them. For one
   answer per problem this is exactly Agresti-Coull (1998); with more answers it keeps the between-problem variance.
   Student's t and the bootstrap both return zero width when every problem was solved, the case that matters most here.
-- **A mean of unbounded scores**: Student's t over problems, `mean_interval` without bounds.
+- **A mean of unbounded scores**: Student's t over problems, `mean_interval` without bounds. If all values are equal,
+  the limits are infinite: a sample without spread does not tell how much further problems differ.
 - **Before and after on the same problems**: `paired_interval`, on the differences. Much narrower than two separate
-  intervals, because what makes a problem hard cancels.
+  intervals, because what makes a problem hard cancels. If all differences are equal, the values themselves show the
+  scale: pseudo-pairs lie at their bounds.
 - **A mean over the tokens of all texts** (loss per token, perplexity): the text is the unit, because its tokens belong
   together. `ratio_interval`, of the sum of sums over the sum of lengths.
 - **The AUC of a score for two classes**: see `posttrain.functional.auc`.
@@ -23,6 +25,9 @@ import math
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import NamedTuple
+
+EQUAL = 1e-12
+"""Relative difference up to which two values are equal: differences of scores are rounded."""
 
 
 class Interval(NamedTuple):
@@ -63,9 +68,9 @@ def mean_interval(
 ) -> Interval:
     """Return the interval of a mean over problems, one value per problem.
 
-    Without `bounds`: Student's t; the limits of a single value are infinite, because one problem says nothing about
-    spread. With `bounds` between which all values lie, see the top of this file: the interval contains the mean, stays
-    inside the bounds and never has zero width.
+    Without `bounds`: Student's t; the limits of a single value or of equal values are infinite, because they say
+    nothing about spread. With `bounds` between which all values lie, see the top of this file: the interval contains
+    the mean, stays inside the bounds and never has zero width.
     """
     z, n = normal_quantile(confidence), len(values)
     if bounds is None:
@@ -87,7 +92,8 @@ def paired_interval(
 ) -> Interval:
     """Return the interval of the mean of `after - before`, paired by problem.
 
-    Without `bounds`: Student's t of the differences. With `bounds` of the single values (0 and 1 for shares): z^2
+    Without `bounds`: Student's t of the differences; if all are equal, as with the bounds of the observed values, and
+    infinite limits if those are equal, too. With `bounds` of the single values (0 and 1 for shares): z^2
     pseudo-pairs, a quarter in each corner of the two-by-two table, so that the width is never zero. (Agresti and Min
     2005 add two. For the one-sided changes that training makes, this covers 88 % instead of the stated 95 %.)
     """
@@ -95,7 +101,10 @@ def paired_interval(
         raise ValueError(f"{len(before)} values before, {len(after)} after; each problem needs both")
     differences = [b - a for a, b in zip(before, after, strict=True)]
     if bounds is None:
-        return _student(differences, confidence)
+        values = (*before, *after)
+        if len(differences) < 2 or not _equal(differences, max(map(abs, values))) or _equal(values):
+            return _student(differences, confidence)
+        bounds = (min(values), max(values))
     reach = bounds[1] - bounds[0]
     if any(not bounds[0] <= value <= bounds[1] for value in (*before, *after)):
         raise ValueError(f"values outside the bounds {bounds[0]} and {bounds[1]}")
@@ -191,9 +200,17 @@ def _student(values: Sequence[float], confidence: float) -> Interval:
     mean = math.fsum(values) / n
     if n == 1:
         return Interval(mean, -math.inf, math.inf, 1)
+    if _equal(values):
+        return Interval(mean, -math.inf, math.inf, n)
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half = student_quantile(quantile, n - 1) * math.sqrt(variance / n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+def _equal(values: Sequence[float], scale: float | None = None) -> bool:
+    """Are the values equal up to the rounding of numbers of this size, by default their own?"""
+    scale = max(map(abs, values)) if scale is None else scale
+    return max(values) - min(values) <= EQUAL * scale
 
 
 def _two_sided(confidence: float) -> float:

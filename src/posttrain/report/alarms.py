@@ -22,7 +22,7 @@ UNCHECKED = "Nobody checks the reward independently"
 NAMES = {
     "disagreement": "the check rejects what the reward accepts",
     "heldout_drop": "the held-out score fell",
-    "gap": "the reward rose without the held-out score",
+    "gap": "the reward rose more than the held-out score",
     "length_correlation": "reward came to go with length",
     "length": "answers became longer without becoming better",
     "truncation": "more answers are cut",

@@ -7,7 +7,7 @@ ratings   predicted by a reward model   steps     judged by a process reward mod
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from posttrain.report.calibration import calibration_sentences
@@ -65,7 +65,8 @@ def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
 def measure_of(*evaluations: Mapping[str, Any]) -> str:
     """Return the main measure: `loss`, `auc` or `rmse` by kind, `accuracy` for rewards on its scale, else `score`.
 
-    Total rewards are on the scale of an accuracy if none is below 0, and the largest is 1 or 0.
+    Total rewards are on the scale of an accuracy if none is below 0, the largest is 1 or 0, and the greedy answers have
+    no score between. With scores between, the share of 1 would leave out most of what changes.
     """
     own = {"loss": "loss", "labels": "auc", "ratings": "rmse"}
     if (kind := kind_of(*evaluations)) in own:
@@ -74,7 +75,37 @@ def measure_of(*evaluations: Mapping[str, Any]) -> str:
     seen = [edge for edge in edges if edge is not None]
     if not seen:
         return "accuracy"
-    return "accuracy" if min(seen) >= 0 and (abs(max(seen) - 1) < 1e-6 or max(seen) == 0) else "score"
+    return "accuracy" if _are_marks(seen) and not any(map(_has_partial_credit, evaluations)) else "score"
+
+
+def _are_marks(seen: Sequence[float]) -> bool:
+    return min(seen) >= 0 and (abs(max(seen) - 1) < 1e-6 or max(seen) == 0)
+
+
+def _has_partial_credit(evaluation: Mapping[str, Any]) -> bool:
+    """Do greedy answers have scores between 0 and 1? Then their mean score differs from the share of 1."""
+    greedy = mapping(evaluation.get("greedy"))
+    score, right = span(greedy.get("score")), span(greedy.get("accuracy"))
+    return score is not None and right is not None and abs(score.mean - right.mean) > 1e-6
+
+
+def full_marks(evaluation: Mapping[str, Any]) -> Span | None:
+    """Return the share of greedy answers with a score of 1, if scores lie between 0 and 1 and some are between."""
+    edges = [number(edge) for edge in evaluation.get("score_range") or []]
+    seen = [edge for edge in edges if edge is not None]
+    if not seen or min(seen) < 0 or max(seen) > 1 + 1e-6 or not _has_partial_credit(evaluation):
+        return None
+    return span(mapping(evaluation.get("greedy")).get("accuracy"))
+
+
+def full_mark_sentences(measure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """Say how many answers got a score of 1, if the verdict is about a score between 0 and 1."""
+    if measure != "score" or not (full_marks(before) or full_marks(after)):
+        return []
+    old, new = (span(mapping(side.get("greedy")).get("accuracy")) for side in (before, after))
+    if old is None or new is None:
+        return []
+    return [f"Answers with a score of 1: {show_span('accuracy', old)} before, {show_span('accuracy', new)} after."]
 
 
 def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:

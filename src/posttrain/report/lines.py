@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.report.heldout import WORDS, headline_span, kind_of, measure_of, only_class
+from posttrain.report.heldout import WORDS, full_marks, headline_span, kind_of, measure_of, only_class
 from posttrain.report.spans import show_span, show_value, span
 from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent
@@ -27,6 +27,8 @@ def evaluation_line(evaluation: Mapping[str, Any], *others: Mapping[str, Any]) -
         mean = number(mapping(at_k[k]).get("mean"))
         if mean is not None and measure_of(evaluation, *others) == "accuracy":
             parts.append(f"pass@{k} {percent(mean)}")
+    if (full := full_marks(evaluation)) is not None:
+        parts.append(f"full marks {percent(full.mean)}")
     for label, found in mapping(evaluation.get("check")).items():
         mean = number(mapping(found).get("mean"))
         if mean is not None:

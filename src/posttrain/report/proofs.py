@@ -11,7 +11,7 @@ from posttrain.report.heldout import WORDS, kind_of
 from posttrain.report.notes import MISMATCH_IS_LARGE, mismatch
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact, percent
-from posttrain.report.verdict import check_spans, held_out_verdict
+from posttrain.report.verdict import check_moved, check_spans, held_out_verdict
 
 
 class Proof(NamedTuple):
@@ -51,8 +51,8 @@ def _checked(run: RunRecord) -> Iterator[Proof]:
         if before is None or after is None:
             continue
         evidence = f"{label}, scored in evaluations only: {compact(before.mean)} before, {compact(after.mean)} after"
-        moved = after.mean - before.mean
-        if not before.disjoint(after):
+        moved = check_moved(run.evaluation, label, before, after)
+        if moved == 0:
             yield Proof(claim, "unknown", f"{evidence}; the intervals overlap")
         elif change == 0 and moved > 0:
             yield Proof(claim, "unknown", f"{evidence}; the measure itself shows no change")

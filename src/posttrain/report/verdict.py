@@ -7,7 +7,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from posttrain.report.alarms import alarms_of
-from posttrain.report.heldout import LOWER_IS_BETTER, Kind, comparison, headline_span, kind_of, measure_of, only_class
+from posttrain.report.heldout import (
+    LOWER_IS_BETTER,
+    Kind,
+    comparison,
+    full_mark_sentences,
+    headline_span,
+    kind_of,
+    measure_of,
+    only_class,
+)
 from posttrain.report.note import fifths
 from posttrain.report.others import forgot, kept, others_sentences
 from posttrain.report.spans import Span, show_change, show_span, span
@@ -114,7 +123,7 @@ def _with_checked_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verd
     if kind not in OF_GIVEN or before is None or after is None or before.disjoint(after) or found.tone == "bad":
         return found
     checks = check_spans(evaluation)
-    moved = {_direction(old, new, None) if old and new else 0 for _, old, new in checks}
+    moved = {check_moved(evaluation, label, old, new) for label, old, new in checks}
     if moved not in ({1}, {-1}):
         return found
     names = " and ".join(f"“{label}”" for label, _, _ in checks)
@@ -138,11 +147,12 @@ def _with_forgetting(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
 
 
 def _with_alike_answers(found: Verdict, evaluation: Mapping[str, Any]) -> Verdict:
-    """Add that the model writes worse, if answers have a score that is not an accuracy: a reward model, for example,
-    may prefer answers that are written worse."""
+    """Add that the model writes worse, unless an independent check rose: a reward may prefer answers that are written
+    worse, whether it is a model or a rule."""
     worse = writes_worse(evaluation)
-    scored = found.measure == "score" and kind_of(mapping(evaluation.get("trained"))) == "answers"
-    if not worse or not scored or "writes worse" in found.headline:
+    scored = kind_of(mapping(evaluation.get("trained"))) == "answers"
+    rose = any(check_moved(evaluation, *sides) == 1 for sides in check_spans(evaluation))
+    if not worse or not scored or rose or "writes worse" in found.headline:
         return found
     return replace(found, headline=f"{found.headline} It writes worse: {' and '.join(worse)}.", tone="bad")
 
@@ -157,6 +167,7 @@ def held_out_verdict(run: RunRecord) -> Verdict:
     difference = span(mapping(run.evaluation.get("difference")).get(measure))
     change = _direction(baseline, trained, difference) * (-1 if measure in LOWER_IS_BETTER else 1)
     sentences = comparison(measure, after, baseline, trained, difference)
+    sentences += full_mark_sentences(measure, before, after)
     sentences += _check_sentences(run.evaluation, change)
     sentences += _reward_model_sentence(run.evaluation)
     sentences += _forgetting_sentence(run.evaluation)
@@ -167,7 +178,7 @@ def held_out_verdict(run: RunRecord) -> Verdict:
     }
     headline, tone = headlines[change]
     checks = check_spans(run.evaluation)
-    fell = [f"“{label}”" for label, b, a in checks if b and a and _direction(b, a, None) == -1]
+    fell = [f"“{label}”" for label, b, a in checks if check_moved(run.evaluation, label, b, a) == -1]
     if change == 1 and fell:
         by, named = _measured_by(run.evaluation), f" {' and '.join(fell)}" if len(checks) > 1 else ""
         check = f"independent check{'s' if len(fell) > 1 else ''}{named}"
@@ -213,11 +224,26 @@ def _direction(baseline: Span, trained: Span, difference: Span | None) -> int:
     return 0
 
 
+def _check_difference(evaluation: Mapping[str, Any], label: str) -> Span | None:
+    """Return the change of a check, prompt by prompt; None in the file of an earlier version."""
+    return span(mapping(mapping(evaluation.get("check")).get(label)).get("difference"))
+
+
+def check_moved(evaluation: Mapping[str, Any], label: str, before: Span | None, after: Span | None) -> int:
+    """Return 1 if a check rose, -1 if it fell, and 0 if no change is shown."""
+    return _direction(before, after, _check_difference(evaluation, label)) if before and after else 0
+
+
 def _check_sentences(evaluation: Mapping[str, Any], change: int) -> list[str]:
     sentences = []
     for label, before, after in check_spans(evaluation):
         if before is not None and after is not None:
-            moved = f"went from {_plain(before)} to {_plain(after)}{_agreement(before, after, change)}"
+            found, paired = check_moved(evaluation, label, before, after), _check_difference(evaluation, label)
+            moved = f"went from {_plain(before)} to {_plain(after)}"
+            if paired is not None and paired.finite:
+                shares = all(0 <= side.mean <= 1 for side in (before, after))
+                moved += f" (prompt by prompt {show_change('accuracy' if shares else 'score', paired)})"
+            moved += _agreement(found, change)
             sentences.append(f"The independent check “{label}”, which training never saw, {moved}")
     return sentences
 
@@ -241,9 +267,8 @@ def _reward_model_sentence(evaluation: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _agreement(before: Span, after: Span, change: int) -> str:
-    """Say how a check relates to the change (1, 0 or -1) of the trained measure."""
-    found = _direction(before, after, None)
+def _agreement(found: int, change: int) -> str:
+    """Say how the movement of a check (1, 0 or -1) relates to the change of the trained measure."""
     if found == 0:
         return "; its intervals overlap."
     if found == change:

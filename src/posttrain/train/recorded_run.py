@@ -98,7 +98,7 @@ class RecordedRun:
         """The settings by the step after which they held, from settings.json; empty if that file is unusable."""
         try:
             found = read_sealed_json(self.folder, same_settings.FILE)
-            return {int(step): dict(settings) for step, settings in found.items()}
+            return {int(step): same_settings.OF_EARLIER_VERSIONS | settings for step, settings in found.items()}
         except (Damaged, AttributeError, ValueError, TypeError):
             return {}
 

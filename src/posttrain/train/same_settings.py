@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FILE = "settings.json"
 ELSEWHERE = ("rewards", "check", "output")
 """Settings that change no result, or that are reported elsewhere."""
+OF_EARLIER_VERSIONS = {"data.hold_out": "rows"}
+"""Settings of runs that do not name them, because their version had only this way."""
 SHOWN = 12
 
 
@@ -35,7 +37,7 @@ def point_out(run: Run) -> None:
     held = run.store.read_record(FILE)
     if not held or not all(step.isdecimal() and isinstance(held[step], dict) for step in held):  # an old version
         return
-    before = held[max((step for step in held if int(step) < run.step), key=int, default="0")]
+    before = OF_EARLIER_VERSIONS | held[max((step for step in held if int(step) < run.step), key=int, default="0")]
     now = facts_of(run.config)
     changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     if not changed:

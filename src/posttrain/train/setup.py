@@ -73,7 +73,7 @@ from posttrain.train.trainer import Trainer
 from posttrain.watch import Watch, nothing_to_watch
 
 if TYPE_CHECKING:
-    from posttrain.config import Resolved, RunConfig
+    from posttrain.config import DataConfig, Resolved, RunConfig
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import EventKind, RunStore
     from posttrain.types import Metrics
@@ -94,7 +94,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
     algorithm = config.algorithm.build()
     view.begins("reading the data")
     rows = read_split(config.data, config.seed)
-    tell(store, view, "warning", few_heldout_notes(config, rows))
+    tell(store, view, "warning", [*few_heldout_notes(config, rows), *many_heldout_notes(config.data, rows)])
     tell(store, view, "warning", [f"{found.message}. {found.fix}" for found in unseen_media(rows.train)])
     streams = {"training data": rows.train, "held-out data": rows.heldout}
     tell(store, view, "data", streaming_notes(streams))
@@ -120,6 +120,18 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
         watch=watch,
         checkpoints=Checkpoints(store.checkpoints, config.checkpoint.keep),
     )
+
+
+def many_heldout_notes(data: DataConfig, rows: Rows) -> list[str]:
+    """A warning if whole prompts are held out, and they have many more rows than asked for."""
+    held, whole, share = len(rows.heldout), len(rows.heldout) + len(rows.train), data.eval_fraction
+    by_share = data.eval is None and data.part is None and share > 0 and not str(data.train).startswith("task:")
+    if not by_share or held <= 1 + 2 * share * whole:
+        return []
+    return [
+        f"{held} of {whole} rows are held out, although data.eval_fraction = {share}: rows with the same prompt are "
+        "held out together; name held-out rows in data.eval, or set data.hold_out = rows"
+    ]
 
 
 def few_heldout_notes(config: RunConfig, rows: Rows) -> list[str]:

@@ -87,13 +87,16 @@ def held_out(step: int, measured: Mapping[str, Any], *, independent: bool) -> He
     score = _mean(interval)
     if score is None or rewarded is None or (independent and not judged):
         return None
-    half = (interval["high"] - interval["low"]) / 2 if _finite(interval, "low") and _finite(interval, "high") else 0.0
+    known = _finite(interval, "low") and _finite(interval, "high") and interval["high"] > interval["low"]
+    half = (interval["high"] - interval["low"]) / 2 if known else math.inf  # equal scores say nothing about spread
+    edges = [edge for edge in measured.get("score_range", ()) if edge is not None]
     return HeldOut(
         step=step,
         score=score,
         error=half / normal_quantile(measured["confidence"]),
         reward=rewarded,
         sampled=_mean(measured.get("sampled", {}).get("score")),
+        shares=all(-1e-6 <= value <= 1 + 1e-6 for value in (*edges, score, rewarded)),
     )
 
 
@@ -137,12 +140,14 @@ class HeldOutAlarms:
         if least is None or drop is None or drop.z <= least or reward.movement() == "fell":
             return None
         best = self.found[drop.best : drop.best + window]
+        as_text = "{:.1%}" if all(one.shares for one in self.found) else "{:.3g}"
+        before, now = as_text.format(drop.before), as_text.format(drop.now)
         return Alarm(
             kind="heldout_drop",
             step=self.found[-1].step,
             change_point=best[-1].step + 1,
-            message=f"the held-out score fell from {drop.before:.1%} (steps {best[0].step} to {best[-1].step}) to "
-            f"{drop.now:.1%}, by {drop.z:.1f} standard errors, and the training reward did not",
+            message=f"the held-out score fell from {before} (steps {best[0].step} to {best[-1].step}) to "
+            f"{now}, by {drop.z:.1f} standard errors, and the training reward did not",
             evidence={"before": drop.before, "now": drop.now, "z": drop.z, "limit": least},
         )
 
@@ -151,15 +156,19 @@ class HeldOutAlarms:
 
         The gap has two parts, each of comparable answers. One is the reward of sampled answers to training prompts
         minus the reward of sampled answers to held-out prompts. The other is the reward of greedy held-out answers
-        minus their check score.
+        minus their check score. This part counts only on one scale, from 0 to 1, and only if the check has not risen:
+        a check that begins far below an honest reward may also rise less.
         """
         first, last, limit = self.found[0], self.found[-1], self.config.gap
         if limit is None or len(self.found) < 2 or reward.movement() != "rose":
             return None
-        growth, error = (last.reward - last.score) - (first.reward - first.score), math.hypot(first.error, last.error)
+        growth, error = 0.0, 0.0
+        if first.shares and last.shares and movement(self.found) != "rose":
+            growth = (last.reward - last.score) - (first.reward - first.score)
+            error = math.hypot(first.error, last.error)
         if first.sampled is not None and last.sampled is not None:
             growth += (reward.now - reward.start) - (last.sampled - first.sampled)
-            error = math.hypot(error, reward.error)
+            error = math.hypot(error, reward.error, first.error, last.error)
         if growth <= limit or growth <= CERTAIN * error:
             return None
         before = max((one.step for one in self.found[:-1]), default=0)

@@ -47,11 +47,13 @@ class HeldOut:
     score: float
     """Mean score of greedy answers, by the independent check if there is one, else by the reward."""
     error: float
-    """Standard error of the score."""
+    """Standard error of the score; infinite if it is unknown."""
     reward: float
     """Mean reward of the same answers."""
     sampled: float | None
     """Mean reward of sampled answers."""
+    shares: bool = True
+    """Do the rewards and this score lie between 0 and 1?"""
 
 
 @dataclass(frozen=True, kw_only=True)

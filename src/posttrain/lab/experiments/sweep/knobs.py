@@ -37,6 +37,7 @@ NOT_TURNED = {
     "data.eval": _YARDSTICK,
     "data.eval_split": _YARDSTICK,
     "data.eval_fraction": _YARDSTICK,
+    "data.hold_out": _YARDSTICK,
     "seed": "a seed is luck, not a setting to tune; the best configuration runs on fresh seeds at the end",
     "output": _OWN,
     "report": "it changes no result",
