@@ -141,8 +141,8 @@ def _recommended(standing: Standing, facts: Facts) -> Recommendation:
 
 
 def _agreeing(
-    kind: type[Algorithm], settings: Mapping[str, Any], asked: Mapping[str, Any], beside: Mapping[str, Any]
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+    kind: type[Algorithm], settings: dict[str, Any], asked: dict[str, Any], beside: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the algorithm's settings and those of other sections, without the ones that exclude each other: a usual
     value gives way to credit by turn, and credit by turn gives way to what rules ask of the algorithm."""
     if beside.get(CREDIT) != "turn" or no_turns_for(kind(**settings)) is None:
