@@ -2,6 +2,8 @@
 
 import functools
 import json
+import random
+from typing import Any
 
 import pytest
 import yaml
@@ -19,6 +21,9 @@ from posttrain.lab.advise.advisor import _recommended, advise, rank
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.guides import FILE, OWN, guides, in_words, met, names_in
 from posttrain.lab.advise.ranges import remarks
+from posttrain.lab.advise.starter import OWN_REWARD_MODEL
+from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.hardware import find_hardware
 
 
 @functools.cache
@@ -267,6 +272,69 @@ def test_the_trainer_takes_every_config_of_several_turns():
             config = load_config(yaml.safe_load(_recommended(standing, full).config)).config
             assert config.has_turns
             check(config)
+
+
+WISHES: dict[str, list[Any]] = {
+    "turns": ["environment", "tools", "agent", None],
+    "data": ["verifier", "nothing", "pairs", "demonstrations"],
+    "reward": ["noisy", "judge", "model", None],
+    "priority": ["quality", "memory", "speed", "stability", None],
+    "dense_rewards": [True, None],
+    "one_answer": [True, None],
+    "several_rewards": [True, None],
+    "goal": ["reasoning", None],
+    "trouble": ["unstable", "length", None],
+    "size": ["0.5b", "7b", None],
+    "rollout_bound": [True, None],
+}
+
+
+def wished(number: int) -> dict[str, Any]:
+    dice = random.Random(number)
+    found = {name: dice.choice(values) for name, values in WISHES.items()}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+CREDITED = [  # a learned reward asks for a KL that rloo puts into the reward of a whole completion
+    {"turns": "environment", "dense_rewards": True, "data": data, "reward": "model", "trouble": "unstable", **more}
+    for data in ("verifier", "nothing")
+    for more in ({"priority": "memory", "goal": "reasoning"}, {"priority": "quality", "size": "7b"})
+]
+
+
+@catalogue("facts", [*CREDITED, *map(wished, range(60))])
+def test_every_config_that_is_recommended_is_one_that_the_library_takes(facts):
+    for told in advise(facts).recommendations:
+        config = load_config(yaml.safe_load(told.config)).config
+        check(config)
+        assert dict(config.algorithm.settings).items() >= dict(told.settings).items()
+
+
+MACHINES = [("h100", 79.6), ("rtx-3090", 24), ("a100-80gb", 80), ("8xh100", 79.6), ("t4", 15), ("2xa100-40gb", 40)]
+
+
+@pytest.mark.parametrize(("gpus", "memory"), MACHINES)
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"data": "verifier", "goal": "reasoning", "size": "500m"},
+        {"data": "verifier", "priority": "quality", "size": "1.5b"},
+        {"data": "pairs", "size": "1.5b"},
+        {"data": "demonstrations", "size": "7b"},
+        {"data": "nothing", "reward": "model", "size": "0.5b"},
+    ],
+)
+def test_the_memory_of_an_advice_is_that_of_a_plan(facts, gpus, memory):
+    """The sizes that a config leaves open are as large as the memory allows, for both."""
+    count = find_hardware(gpus).count
+    for told in advise(**facts, gpus=count, gpu_memory=memory).recommendations:
+        config = yaml.safe_load(told.config)
+        for reward in config.get("rewards", ()):
+            if reward.get("model") == OWN_REWARD_MODEL:
+                reward["model"] = config["model"]
+        planned = make_plan(config, gpus=gpus).memory
+        assert told.cost.bytes == planned.bytes, told.algorithm
+        assert dict(told.cost.by_role) == dict(planned.peak.by_role)
 
 
 # Models

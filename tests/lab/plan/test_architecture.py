@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import ConfigError, ModelError
+from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.architecture import architecture_of, read_architecture, size_classes
+from posttrain.lab.plan.roles import trained_parameters
 from posttrain.lab.plan.shape import families
 
 MODELS = Path(__file__).parents[4] / "shared" / "data" / "models"
@@ -97,6 +100,44 @@ def test_adapters_of_all_linear_layers_are_counted_as_peft_makes_them() -> None:
     adapted = get_peft_model(model, LoraConfig(r=8, target_modules="all-linear", task_type="CAUSAL_LM"))
     assert architecture.lora_parameters(8) == sum(p.numel() for p in adapted.parameters() if p.requires_grad)
     assert architecture.lora_parameters(8, ("q", "v")) < architecture.lora_parameters(8)
+
+
+def linears(model: torch.nn.Module) -> dict[str, dict[str, int]]:
+    """Map the end of each linear module's name, and the end with its parent, to modules and their sizes."""
+    found: dict[str, dict[str, int]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear | Conv1D):
+            *_, parent, leaf = ["", *name.split(".")]
+            for end in {leaf, f"{parent}.{leaf}".removeprefix(".")}:
+                found.setdefault(end, {})[name] = sum(module.weight.shape)
+    return found
+
+
+def test_every_module_that_can_have_adapters_is_counted_by_its_name() -> None:
+    """Routers and gates of shared experts are not, and shared experts only by the last part of their names."""
+    for kind in families():
+        model: Any = built(kind, **(SMALL | OTHER_SIZES.get(kind, {})))
+        architecture = architecture_of(model.config.to_dict())
+        for end, found in linears(model).items():
+            if end in ("gate", "mlp.gate") or "shared_expert" in end:
+                assert architecture.named(end) == (), (kind, end)
+                continue
+            counted = architecture.lora_parameters(8, architecture.named(end))
+            assert counted == 8 * sum(found.values()), (kind, end)
+        assert architecture.named("a_proj_of_another_family") == ()
+
+
+def test_adapters_on_modules_that_the_plan_does_not_know_are_told(tmp_path: Path) -> None:
+    model: Any = built("gpt2", **OTHER_SIZES["gpt2"])
+    (tmp_path / "config.json").write_text(json.dumps(model.config.to_dict()))
+    told = {}
+    for modules in ("c_attn", "attn.c_proj", "c_proj,odd"):
+        settings = [f"lora.target_modules=[{modules}]"]
+        plan = make_plan(model=str(tmp_path), algorithm="sft", gpus="h100", overrides=settings)
+        told[modules] = trained_parameters(plan.workload)["policy"]
+        note = "adapters on odd are not counted: the plan knows no such module of the family gpt2"
+        assert (note in " ".join(plan.render().split())) == ("odd" in modules)
+    assert told == {"c_attn": 16 * 3 * 4 * 96, "attn.c_proj": 16 * 3 * 2 * 96, "c_proj,odd": 16 * 3 * (2 + 5) * 96}
 
 
 def test_architectures_that_cannot_be_counted_are_named() -> None:

@@ -11,7 +11,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
+from posttrain.config import load_config
 from posttrain.lab.plan import cost
+from posttrain.lab.plan.api import from_flags, make_plan, plan_for, with_lengths
 from posttrain.lab.plan.architecture import architecture_of, read_architecture
 from posttrain.lab.plan.collectives import told
 from posttrain.lab.plan.cost import Trained, Work
@@ -19,6 +21,7 @@ from posttrain.lab.plan.hardware import Efficiency, find_hardware, this_processo
 from posttrain.lab.plan.layout import Step
 from posttrain.lab.plan.mesh import Group
 from posttrain.lab.plan.records import Adapters, Workload
+from posttrain.lab.plan.target import target_of
 from posttrain.lab.plan.timing import cost_of_step, step_of, useful_devices
 
 AVX512 = {"flags": "avx512f avx512_bf16"}
@@ -180,6 +183,45 @@ def test_data_that_is_given_is_not_sampled():
     given = Workload(architecture=read_architecture("0.5b"), algorithm="dpo", needs=frozenset(), data_kind="pairs")
     assert {part.phase for part in cost_of_step(given, find_hardware("l4")).parts} == {"train"}
     assert step_of(given).rows_are == "pairs"
+
+
+REFERENCED = ("dpo", "ipo", "kto", "bco", "aot")
+
+
+@pytest.mark.parametrize("algorithm", REFERENCED)
+def test_given_rows_pass_through_the_reference_once_before_the_first_step(algorithm):
+    config = from_flags("7b", algorithm)
+    plans = {steps: make_plan(config, [f"train.steps={steps}"], gpus="h100") for steps in (1, 10)}
+    for plan in plans.values():
+        assert "reference log-probabilities" not in {part.what for part in plan.cost.parts}
+    once, ten = plans[1].reference_seconds, plans[10].reference_seconds
+    assert ten == pytest.approx(10 * once, rel=0.05), "each of ten steps has rows of its own"
+    assert 0.1 * plans[1].step_seconds < once < 0.5 * plans[1].step_seconds, "a pass without gradient"
+    for plan in plans.values():
+        evaluations = plan.evaluations * plan.evaluation_seconds
+        steps = plan.workload.steps * plan.step_seconds
+        assert plan.run_seconds == pytest.approx(plan.reference_seconds + steps + evaluations)
+        assert "the reference's pass over the rows, before the first step" in " ".join(plan.render().split())
+
+
+@pytest.mark.parametrize("algorithm", ["simpo", "orpo", "sft", "grpo", "ppo"])
+def test_there_is_no_pass_before_the_first_step_without_given_rows_and_a_reference(algorithm):
+    plan = make_plan(dict(from_flags("7b", algorithm)), gpus="h100")
+    assert plan.reference_seconds == 0
+    assert "before the first step" not in plan.render()
+
+
+def test_epochs_do_not_repeat_the_pass_of_the_reference(tmp_path: Path):
+    rows = [json.dumps({"prompt": "abc", "chosen": "abcd", "rejected": "dcba"})] * 20
+    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
+    config = {"model": "tiny:sort", "algorithm": "dpo", "data": {"train": str(tmp_path / "pairs.jsonl"), "chat": False}}
+    found = {}
+    for steps in (1, 9, 90):
+        target = target_of(load_config({**config, "train": {"steps": steps, "prompts_per_step": 2}}).config, "h100")
+        resolved = load_config({**config, "train": {"steps": steps, "prompts_per_step": 2}}).config
+        plan = plan_for(resolved, with_lengths(resolved, target))
+        found[steps] = plan.reference_seconds
+    assert found[1] < found[9] == found[90], "18 rows are left to train after 2 of 20 are held out"
 
 
 def test_twice_the_devices_take_about_half_the_time():

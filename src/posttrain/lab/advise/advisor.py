@@ -13,6 +13,7 @@ from typing import Any
 
 from posttrain.algorithms import ALGORITHMS
 from posttrain.algorithms.base import NEEDS, Algorithm
+from posttrain.algorithms.credit import no_turns_for
 from posttrain.errors import ConfigError
 from posttrain.lab.advise.advice import Advice, Change, Point, Reason, Recommendation, RunnerUp
 from posttrain.lab.advise.facts import Facts
@@ -23,6 +24,7 @@ RECOMMENDED = 3
 RUNNERS_UP = 4
 ALGORITHM = "algorithm."
 """Prefix of the names of an algorithm's own settings."""
+CREDIT = "environment.credit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +121,7 @@ def _reason(rule: Rule, points: float, key: str) -> Reason:
 def _recommended(standing: Standing, facts: Facts) -> Recommendation:
     kind = ALGORITHMS[standing.algorithm]
     asked, beside = _own_and_others(standing.settings)
-    settings = settings_for(kind, facts, asked)
+    settings, beside = _agreeing(kind, settings_for(kind, facts, asked), asked, beside)
     config = starter(kind, facts, settings, beside)
     if changes := changes_to_fit(config, facts):
         config = starter(kind, facts, settings, {**beside, **changes})
@@ -136,6 +138,23 @@ def _recommended(standing: Standing, facts: Facts) -> Recommendation:
         settings=settings,
         config=config,
     )
+
+
+def _agreeing(
+    kind: type[Algorithm], settings: dict[str, Any], asked: dict[str, Any], beside: dict[str, Any]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the algorithm's settings and those of other sections, without the ones that exclude each other: a usual
+    value gives way to credit by turn, and credit by turn gives way to what rules ask of the algorithm."""
+    if beside.get(CREDIT) != "turn" or no_turns_for(kind(**settings)) is None:
+        return settings, beside
+
+    def agrees(name: str) -> bool:
+        return name in asked or no_turns_for(kind(**{**asked, name: settings[name]})) is None
+
+    kept = {name: value for name, value in settings.items() if agrees(name)}
+    if no_turns_for(kind(**kept)) is None:
+        return kept, beside
+    return settings, {name: value for name, value in beside.items() if name != CREDIT}
 
 
 def _own_and_others(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,8 +20,10 @@ from posttrain.lab.advise.guides import from_rewards, samples
 from posttrain.lab.advise.ranges import Range, usual_values
 from posttrain.lab.plan.architecture import read_architecture, size_classes
 from posttrain.lab.plan.fitting import possible_steps, smallest_changes
+from posttrain.lab.plan.hardware import hardware_with
 from posttrain.lab.plan.phases import predict
 from posttrain.lab.plan.records import MemoryPlan
+from posttrain.lab.plan.target import Target
 from posttrain.lab.plan.workload import workload_of
 
 MODEL = "Qwen/Qwen3-0.6B"
@@ -280,7 +282,9 @@ def changes_to_fit(config: str, facts: Facts) -> Mapping[str, Any]:
 
 
 def _counted(config: str, facts: Facts, changes: Mapping[str, Any] | None = None) -> MemoryPlan | None:
-    """Predict the memory of a configuration. None if nothing is known about its model."""
+    """Predict the memory of a configuration, as a plan does. None if nothing is known about its model."""
+    from posttrain.lab.plan.api import workload_for  # it reads the guides, which import this
+
     tree, ranks = yaml.safe_load(config), facts.gpus or 1
     for reward in tree.get("rewards", ()):
         if reward.get("model") == OWN_REWARD_MODEL:  # the user's own; assumed to be as large as the policy
@@ -289,6 +293,9 @@ def _counted(config: str, facts: Facts, changes: Mapping[str, Any] | None = None
         resolved = load_config(tree, changes or {}).config
         if changes:
             check_over(resolved, ranks)
+        if facts.gpus and facts.gpu_memory is not None:
+            hardware = hardware_with(int(facts.gpu_memory * GIGABYTE), facts.gpus)
+            return predict(workload_for(resolved, Target(hardware=hardware, cards=ranks)))
         device, sharding = "cpu" if facts.gpus == 0 else "cuda", "full" if ranks > 1 else "none"
         return predict(workload_of(resolved, device=device, ranks=ranks, sharding=sharding))
     except PosttrainError:
@@ -297,11 +304,12 @@ def _counted(config: str, facts: Facts, changes: Mapping[str, Any] | None = None
 
 def _note(memory: MemoryPlan, facts: Facts) -> str:
     each = "on each GPU, " if facts.gpus else ""
+    sizes = "" if facts.gpus == 0 or facts.gpu_memory is not None else " with small micro-batches"
     model = "" if facts.model else f" for {model_for(facts)}"
     room = facts.gpu_memory if facts.gpus else None
     fits = "" if room is None or memory.bytes <= room * GIGABYTE else ": it does not fit, even with all memory savings"
     of = f", of {room:g} GiB{fits}" if room else ""
-    return f"{each}computed{model}{of}; for more, run posttrain plan"
+    return f"{each}computed{model}{sizes}{of}; for more, run posttrain plan"
 
 
 # --- models by role --------------------------------------------------------------------------------------------------

@@ -38,8 +38,9 @@ class Task(Protocol):
 
 
 def planned_time(configs: Iterable[RunConfig]) -> str:
-    """Return text such as `: at most about 40 min on this machine, as planned`, for all runs in sequence. Includes the
-    price if the machine has one. Empty if a run cannot be planned. Parallel runs share the machine and save no time."""
+    """Return text such as `: at most about 40 min of steps and evaluations on this machine, as planned, plus the start
+    of each run (some 10 s)`, for all runs in sequence. Includes the price if the machine has one. Empty if a run cannot
+    be planned. Parallel runs share the machine and save no time."""
     try:
         plans = [plan_for(config, with_lengths(config, target_of(config, None)), advice=False) for config in configs]
     except Exception:  # a failed estimate must not keep runs from starting
@@ -49,7 +50,8 @@ def planned_time(configs: Iterable[RunConfig]) -> str:
     prices = [plan.dollars for plan in plans if plan.dollars is not None]
     cost = f" and {money((sum(low for low, _ in prices), sum(high for _, high in prices)))}" if prices else ""
     seconds = sum(plan.run_seconds for plan in plans if plan.run_seconds is not None)
-    return f": at most about {duration(seconds)}{cost} on this machine, as planned"
+    most = f": at most about {duration(seconds)}{cost} of steps and evaluations on this machine, as planned"
+    return f"{most}, plus the start of each run (some 10 s)"
 
 
 def work(tasks: Iterator[Task], workers: int) -> None:

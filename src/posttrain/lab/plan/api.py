@@ -36,9 +36,9 @@ from posttrain.lab.plan.roles import in_main_memory
 from posttrain.lab.plan.side_by_side import SideBySide, side_by_side
 from posttrain.lab.plan.sizes import sized
 from posttrain.lab.plan.target import Target, corrected, target_of
-from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, step_of
+from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, reference_seconds, step_of
 from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
-from posttrain.lab.plan.workload import model_architecture, of_stage, require_room, row_lengths, workload_of
+from posttrain.lab.plan.workload import RowLengths, model_architecture, of_stage, require_room, row_lengths, workload_of
 
 ERROR = {"cpu": 0.25, "cuda": 0.25}
 """Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
@@ -61,6 +61,8 @@ class Plan:
     evaluation_seconds: float
     """Seconds of one held-out evaluation."""
     evaluations: int
+    reference_seconds: float = 0.0
+    """Seconds of the reference's pass over given rows, before the first step."""
     disk: DiskPlan
     changes: tuple[Change, ...] = ()
     """Changes that would make the run fit, if it does not."""
@@ -152,9 +154,11 @@ class Plan:
 
     @property
     def run_seconds(self) -> float | None:
-        """Seconds of all steps and evaluations. None if they are not predicted."""
-        step = self.step_seconds
-        return None if step is None else self.workload.steps * step + self.evaluations * self.evaluation_seconds
+        """Seconds of all steps and evaluations, and of the pass before them. None if they are not predicted."""
+        if self.step_seconds is None:
+            return None
+        evaluations = self.evaluations * self.evaluation_seconds
+        return self.reference_seconds + self.workload.steps * self.step_seconds + evaluations
 
     @property
     def dollars(self) -> tuple[float, float] | None:
@@ -265,6 +269,7 @@ def plan_for(config: RunConfig, target: Target, *, advice: bool = True) -> Plan:
         placements=placed,
         evaluations=evaluations,
         evaluation_seconds=evaluation_seconds,
+        reference_seconds=reference_seconds(workload, target.hardware, rows=_rows_used(config, target.lengths)),
         disk=disk_of(workload, config.checkpoint, folder=folder, step_tokens=step_of(workload).tokens),
     )
     if not advice:
@@ -400,6 +405,14 @@ def places_for(plan: Plan) -> Iterator[str]:
         several = (find_hardware(f"{count}x{own.key}") for count in SHARED_BY if count > plan.hardware.count)
         if many := next((hardware for hardware in several if fits(hardware, "full")), None):
             yield f"{many.name}, sharded"
+
+
+def _rows_used(config: RunConfig, lengths: RowLengths | None) -> int:
+    """Return how many different rows the steps train at most: those of the data, if all of them were read."""
+    most = config.train.steps * config.train.prompts_per_step
+    if lengths is None or not lengths.whole:
+        return most
+    return min(most, lengths.rows - (lengths.heldout or 0))
 
 
 def _evaluations(config: RunConfig, workload: Workload, hardware: Hardware, heldout: int | None) -> tuple[int, float]:

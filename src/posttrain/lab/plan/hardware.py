@@ -170,6 +170,19 @@ def find_hardware(text: str) -> Hardware:
     return Hardware(device=devices()[key], count=count, efficiency=assumed_efficiency())
 
 
+def hardware_with(memory: int, count: int) -> Hardware:
+    """Return GPUs with this many bytes: the ones of the table that have them up to 1 %, otherwise unknown ones, which
+    have bfloat16.
+
+    >>> hardware_with(24 * 2**30, 2).name, hardware_with(50 * 2**30, 1).device.memory == 50 * 2**30
+    ('2 x NVIDIA GeForce RTX 3090 24 GB', True)
+    """
+    device = min(devices().values(), key=lambda one: abs(one.memory - memory))
+    if abs(device.memory - memory) > 0.01 * memory:
+        device = replace(devices()["a100-80gb"], key="", title=f"GPU with {memory / 2**30:g} GiB", memory=memory)
+    return Hardware(device=device, count=count, efficiency=assumed_efficiency())
+
+
 @functools.cache
 def _names() -> Mapping[str, str]:
     """Map every name of a device to its key: the key itself, the title, and other names."""

@@ -58,6 +58,9 @@ def _notes(workload: Workload) -> Iterator[str]:
     """Yield notes on the parts of the plan that were never measured."""
     if workload.device == "cuda":
         yield "memory on a GPU is computed: no GPU was available to measure it, and its libraries' memory is left out"
+    if workload.lora is not None and workload.lora.unknown:
+        modules, kind = ", ".join(workload.lora.unknown), workload.architecture.kind
+        yield f"adapters on {modules} are not counted: the plan knows no such module of the family {kind}"
     if workload.ranks > 1 and workload.sharding != "none" and shard_group(workload).ranks > 1:
         yield f"sharding over {shard_group(workload).ranks} ranks is computed from the papers of ZeRO and FSDP"
     if workload.tensor > 1:

@@ -33,6 +33,8 @@ class Adapters:
     rank: int = 16
     targets: tuple[str, ...] | None = None
     """Names as in `Linear.name`. None means every linear layer except the head."""
+    unknown: tuple[str, ...] = ()
+    """Names of modules that the model's family does not have, as far as the plan knows. They are not counted."""
     dropout: bool = False
 
 

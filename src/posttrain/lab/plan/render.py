@@ -93,6 +93,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
             "seconds": plan.run_seconds,
             "evaluations": plan.evaluations,
             "evaluation_seconds": plan.evaluation_seconds,
+            "reference_seconds": plan.reference_seconds,
             "dollars": None if plan.dollars is None else list(plan.dollars),
         },
         "cluster": [{"holds": one.holds, **one.resources} for one in plan.bundles],
@@ -238,6 +239,9 @@ def _time(plan: Plan) -> list[str]:
     work = plan.cost.work
     between = f", and {size(work.link_bytes)} between devices" if work.link_bytes else ""
     evaluations = f"{plan.evaluations} evaluations of {duration(plan.evaluation_seconds)}"
+    if plan.reference_seconds:
+        once = f"the reference's pass over the rows, before the first step ({duration(plan.reference_seconds)})"
+        evaluations += f", and {once}"
     return [
         f"{most}{duration(plan.step_seconds)} a step ({parts})",
         f"{duration(plan.run_seconds)} for {plan.workload.steps:,} steps and {evaluations}",

@@ -61,6 +61,8 @@ class Family:
     """Usual config key -> this family's key."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """Defaults for keys that config.json may omit."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """`Linear.name` -> the end of its module's name, where it is not NAME_proj in self_attn or mlp."""
 
 
 @functools.cache
@@ -72,6 +74,10 @@ def families() -> Mapping[str, Family]:
 
 def _family(experts: Mapping[str, Any] | None = None, **row: Any) -> Family:
     return Family(experts=None if experts is None else Experts(**experts), **row)
+
+
+HEAD = "head"
+"""The name of the head among those of linear layers."""
 
 
 class Linear(NamedTuple):
@@ -219,14 +225,25 @@ class Architecture:
 
     def lora_parameters(self, rank: int, targets: tuple[str, ...] | None = None) -> int:
         """Return the parameters of adapters on all linear layers except the head, or on the named ones: each has
-        rank * (inputs + outputs)."""
+        rank * (inputs + outputs). The head can only be named."""
         chosen = [
             number * (linear.inputs + linear.outputs)
             for number, block in self.blocks
             for linear in block.linears
             if targets is None or linear.name in targets
         ]
-        return rank * sum(chosen)
+        head = self.hidden + self.vocabulary if HEAD in (targets or ()) else 0
+        return rank * (sum(chosen) + head)
+
+    def named(self, module: str) -> tuple[str, ...]:
+        """Return the names of the linear layers that a module's name means, whole or its end after a dot, as PEFT reads
+        it. Empty if the family has no such module."""
+        paths = {HEAD: "lm_head"}
+        for _, block in self.blocks:
+            for place, linears in (("self_attn", block.attention), ("mlp", block.mlp)):
+                paths |= {one.name: self.family.modules.get(one.name, f"{place}.{one.name}_proj") for one in linears}
+        ends = {name: (f".{path}", f".{module}") for name, path in paths.items()}
+        return tuple(name for name, (own, asked) in ends.items() if own.endswith(asked) or asked.endswith(own))
 
     @property
     def kv_width(self) -> int:

@@ -132,6 +132,18 @@ def evaluation_seconds(workload: Workload, hardware: Hardware, *, prompts: int, 
     return _scored(workload, workload.architecture, held_out).seconds(hardware, workload.precision)
 
 
+def reference_seconds(workload: Workload, hardware: Hardware, *, rows: int) -> float:
+    """Return the seconds of the reference's pass over given rows (pairs count once), which a run makes once, before its
+    first step. Each rank passes all of them. 0 if the algorithm needs none, or if answers are sampled: then each step
+    has its own."""
+    w = workload
+    if "reference" not in w.needs or w.data_kind == "prompts":
+        return 0.0
+    whole = replace(step_of(w, longest=False), prompts=rows)
+    frozen = w.reference is not None or w.lora is not None
+    return _scored(w, w.reference or w.architecture, whole, narrow=frozen).seconds(hardware, w.precision)
+
+
 def drawing_work(workload: Workload, *, prompts: int, per_prompt: int, answer_tokens: int, longest: int = 0) -> Work:
     """Return the work of sampling, turn by turn if a completion has several. A returning trajectory is computed again
     from its first token. With turns, `answer_tokens` and `longest` are per turn."""
@@ -250,7 +262,7 @@ def _score(workload: Workload, step: Step) -> Iterator[_Named]:
         yield "score", "values", _scored(w, w.critic_architecture or policy, step, with_head=False)
     elif w.critic == "lora" or (w.critic == "shared" and not w.old_pass):
         yield "score", "values", _scored(w, policy, step, with_head=False, **base)
-    if "reference" in w.needs:
+    if "reference" in w.needs and w.data_kind == "prompts":
         yield "score", "reference log-probabilities", _scored(w, w.reference or policy, step, narrow=True)
     if "teacher" in w.needs:
         yield "score", "teacher log-probabilities", _scored(w, w.teacher or policy, step, narrow=True)

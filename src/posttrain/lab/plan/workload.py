@@ -96,7 +96,7 @@ def workload_of(
         "gradient_checkpointing": train.gradient_checkpointing,
         "cpu_offload": train.cpu_offload and device == "cuda",
         "optimizer_bits": 8 if train.optimizer == "adamw_8bit" else 32,
-        "lora": _adapters(config),
+        "lora": _adapters(config, architecture),
         "critic": _critic(config),
         "engine": _engine(config, computing) if online else "shared",
         **_other_models(config, architecture, online=online),
@@ -187,13 +187,16 @@ def _mean_completion(longest: int, lengths: RowLengths | None, turns: Turns | No
     return None if lengths is None or online else min(longest, lengths.mean_completion)
 
 
-def _adapters(config: RunConfig) -> Adapters | None:
-    """Return the adapters of a run. Targets are the last parts of their names, as in `Linear.name`."""
+def _adapters(config: RunConfig, architecture: Architecture) -> Adapters | None:
+    """Return the adapters of a run, with the linear layers that the names of its target modules mean."""
     if config.lora is None:
         return None
-    named = config.lora.target_modules
-    targets = None if named == "all-linear" else tuple(name.rpartition(".")[2].removesuffix("_proj") for name in named)
-    return Adapters(rank=config.lora.rank, targets=targets, dropout=config.lora.dropout > 0)
+    adapters = Adapters(rank=config.lora.rank, dropout=config.lora.dropout > 0)
+    if config.lora.target_modules == "all-linear":
+        return adapters
+    meant = {module: architecture.named(module) for module in config.lora.target_modules}
+    targets = tuple(dict.fromkeys(name for names in meant.values() for name in names))
+    return replace(adapters, targets=targets, unknown=tuple(module for module, names in meant.items() if not names))
 
 
 def _critic(config: RunConfig) -> CriticKind:

@@ -116,6 +116,43 @@ def test_arms_with_other_rewards_need_a_judge_of_their_own():
     assert read_design({"base": checked, "arms": arms, "score": "check"}).score == "check"
 
 
+FILE = {"train": "a.jsonl"}
+EVAL = {"train": "a.jsonl", "eval": "test.jsonl"}
+
+
+@pytest.mark.parametrize(
+    ("data", "change"),
+    [
+        (FILE, {"data.train": "b.jsonl"}),
+        (FILE, {"data.split": "other"}),
+        (FILE, {"data.eval_fraction": 0.2}),
+        (FILE, {"data.max_rows": 50}),
+        (FILE, {"data.eval": "test.jsonl"}),
+        (EVAL, {"data.eval": "other.jsonl"}),
+        (EVAL, {"data.eval_split": "validation"}),
+        (BASE["data"], {"data.train": "task:reverse"}),
+    ],
+)
+def test_arms_that_hold_out_other_rows_are_refused_before_training(data: dict[str, Any], change: dict[str, Any]):
+    said = refused({"base": {**BASE, "data": data}, "arms": {"one": {}, "two": change}})
+    assert "arms one and two hold out different rows" in said
+    assert "Set data.eval in the base" in said
+
+
+@pytest.mark.parametrize(
+    ("data", "change"),
+    [
+        (FILE, {"data.prompt": "{prompt}!"}),
+        (FILE, {"data.system_prompt": "Be brief."}),
+        (EVAL, {"data.train": "b.jsonl"}),
+        (EVAL, {"data.split": "other"}),
+        (EVAL, {"data.max_rows": 50}),
+    ],
+)
+def test_arms_may_train_on_other_rows_or_word_them_otherwise(data: dict[str, Any], change: dict[str, Any]):
+    read_design({"base": {**BASE, "data": data}, "arms": {"one": {}, "two": change}})
+
+
 def begun(folder: Path, **changes: Any) -> Design:
     design = read_design({**TWO, **changes})
     _begin(folder, design)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 
 import pytest
 from tests.catalogue import few
@@ -19,6 +20,8 @@ from posttrain.lab.experiments.compare.estimates import (
     smallest_seen,
     with_p_value,
 )
+
+Comparing = Callable[..., Estimate]
 
 
 def test_one_number_per_run_is_students_t_over_the_seeds():
@@ -92,6 +95,36 @@ def test_p_is_where_the_interval_just_reaches_zero():
     p = with_p_value(estimate(scores, 0.95)).p
     touching = estimate(scores, 1 - p)
     assert touching.low == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 9])
+@pytest.mark.parametrize("apart", [0.0, 0.05, 0.3, -12.5])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
+@pytest.mark.parametrize("compare", [paired, ratio])
+def test_numbers_that_do_not_vary_prove_nothing(
+    compare: Callable[..., Estimate], seeds: int, apart: float, scale: float
+):
+    """Steps to a target and shares of few examples come in coarse steps, so equal differences are no rarity. Rounding
+    makes them differ in the last digits."""
+    first = {s: (20.0 + 0.1 * s) * scale for s in range(seeds)}
+    second = {s: v * (1 + apart / 20) if compare is ratio else v + apart * scale for s, v in first.items()}
+    found = compare(first, second, 0.95)
+    assert not found.has_interval
+    assert math.isnan(found.p)
+    assert found.high == math.inf
+    assert smallest_seen(found, 0.95, as_ratio=compare is ratio) == math.inf
+    found = compare({**first, 0: first[0] * 1.01}, second, 0.95)
+    assert found.has_interval
+    assert 0 < found.p <= 1
+
+
+def test_examples_that_all_agree_prove_nothing():
+    first = {s: {str(e): 0.1 * e for e in range(9)} for s in range(3)}
+    second = {s: {e: score + 0.2 for e, score in of.items()} for s, of in first.items()}
+    assert not difference(first, second, 0.95).has_interval
+    assert not level({s: {str(e): 0.7 for e in range(9)} for s in range(3)}, 0.95).has_interval
+    second[0]["3"] += 0.1
+    assert difference(first, second, 0.95).p < 0.05
 
 
 @pytest.mark.parametrize(

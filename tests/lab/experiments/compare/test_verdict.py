@@ -6,10 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from tests.lab.experiments.compare.synthetic import BASE, compared, write_run
 
 from posttrain.control_groups import cores
-from posttrain.lab.experiments.compare.api import conclude
+from posttrain.lab.experiments.compare.api import Comparison, conclude
 from posttrain.lab.experiments.compare.charts import difference_bars, score_bars
 from posttrain.lab.experiments.compare.work import ATTEMPTS, keep_attempt, read_attempts, run_folder
 
@@ -104,6 +105,19 @@ def test_what_it_took_to_reach_the_target(tmp_path: Path):
     assert "4,000 (1 of 2)" in found.render()
     (pair,) = found.to_json()["measure_pairs"]["steps to the target"]
     assert (pair["mean"], pair["seeds"]) == (0.5, 1)
+
+
+@pytest.mark.parametrize(("missed", "has_p"), [(None, True), ("slow", True), ("fast", False)])
+def test_a_faster_arm_that_missed_the_target_is_not_called_faster(tmp_path: Path, missed: str | None, has_p: bool):
+    scores = {"fast": [0.9, 0.8, 0.9, 0.9], "slow": [0.6, 0.6, 0.9, 0.6]}
+    scores |= {missed: [*scores[missed][:-1], 0.3]} if missed else {}
+    pairs = compared(tmp_path, scores, target=0.5).to_json()["measure_pairs"]
+    for unit in ("steps", "tokens", "seconds"):
+        (pair,) = pairs[f"{unit} to the target"]
+        assert pair["mean"] < 1
+        assert (pair["p"] is not None, pair["p_holm"] is not None) == (has_p, has_p)
+        assert pair["seeds"] == (3 if missed else 4)
+    assert (">3 of 4<" in (tmp_path / "report.html").read_text()) == (missed is not None)
 
 
 def test_the_page_says_what_the_numbers_say(tmp_path: Path):
@@ -202,13 +216,96 @@ def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
     """Arms that answered everything alike once had intervals of width zero."""
     scores = {"a": [0.2, 0.2, 0.2], "b": [0.2, 0.2, 0.2]}
     checked = BASE | {"check": [{"name": "exact_match"}]}
-    by_reward = compared(tmp_path / "reward", scores)
-    by_check = compared(tmp_path / "check", scores, base=checked, score="check")
+    compared(tmp_path / "reward", scores)
+    compared(tmp_path / "check", scores, base=checked, score="check")
+    by_reward, by_check = (with_other_gradients(tmp_path / name, "b") for name in ("reward", "check"))
     assert by_check.to_json()["measure"] == "check"
     assert by_check.verdict == by_reward.verdict
     (pair,) = by_check.to_json()["pairs"]
     assert pair["low"] < 0 < pair["high"]
     assert "points" in by_check.verdict[0]
+
+
+def with_other_gradients(folder: Path, arm: str) -> Comparison:
+    """Conclude again after other gradients of an arm: its runs then differ from those of an arm with equal scores."""
+    for path in sorted(folder.glob(f"runs/{arm}-seed*/metrics.jsonl")):
+        path.write_text(path.read_text().replace('"grad_norm": 1.0', '"grad_norm": 1.5'))
+    return conclude(folder)
+
+
+def test_arms_that_never_differed_are_called_the_same(tmp_path: Path):
+    same = compared(tmp_path, {"a": [0.2, 0.3, 0.4], "b": [0.2, 0.3, 0.4], "c": [0.8, 0.8, 0.9]})
+    said = "a and b gave the same results in every run: what differs between them had no effect here."
+    assert said in same.verdict
+    assert not any("No difference can be claimed" in sentence for sentence in same.verdict)
+    assert [pair["same"] for pair in same.to_json()["pairs"]] == [True, False, False]
+    assert said not in with_other_gradients(tmp_path, "b").verdict
+
+
+def test_one_seed_is_enough_to_see_that_nothing_changed(tmp_path: Path):
+    (said,) = compared(tmp_path, {"a": [0.2], "b": [0.2]}).verdict
+    assert said.startswith("a and b gave the same results in every run")
+
+
+def without_examples(folder: Path) -> Comparison:
+    for path in folder.glob("runs/*/evaluations/trained.jsonl"):
+        path.unlink()
+    return conclude(folder)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 7])
+def test_a_difference_that_every_seed_repeats_is_no_proof(tmp_path: Path, seeds: int):
+    scores = [0.3 + 0.1 * seed for seed in range(seeds)]
+    compared(tmp_path, {"a": scores, "b": [score - 0.1 for score in scores]})
+    found = without_examples(tmp_path)
+    assert re.match(
+        rf"a is ahead of b by 10\.0 points with each of {seeds} seeds\. Nothing is claimed", found.verdict[0]
+    )
+    (pair,) = found.to_json()["pairs"]
+    assert [pair[key] for key in ("low", "high", "p", "smallest_seen")] == [None] * 4
+    assert "none: all seeds agree" in (tmp_path / "report.html").read_text()
+    assert "inf" not in found.render()
+
+
+def in_other_words(folder: Path, arm: str, share: str = "") -> Comparison:
+    """Conclude again after an arm put its held-out prompts into other words."""
+    for path in folder.glob(f"runs/{arm}-seed*/evaluations/*.jsonl"):
+        path.write_text(path.read_text().replace('"prompt": "', f'"prompt": "{share}Be brief. '))
+    return conclude(folder)
+
+
+@pytest.mark.parametrize("changed", [["plain"], ["brief"], ["plain", "brief"]])
+def test_arms_that_change_the_prompt_are_compared_row_by_row(tmp_path: Path, changed: list[str]):
+    scores = {"plain": [0.5, 0.52, 0.48], "brief": [0.8, 0.82, 0.78]}
+    expected = compared(tmp_path, scores).to_json()["pairs"]
+    for number, arm in enumerate(changed):
+        found = in_other_words(tmp_path, arm, share=str(number))
+    assert found.to_json()["pairs"] == expected
+    assert found.verdict[0].startswith("brief is better than plain by 30.0 points")
+
+
+def test_seeds_that_hold_out_rows_of_their_own_keep_them_apart(tmp_path: Path):
+    """The first row of one seed is not the first row of another."""
+    compared(tmp_path, {"a": [0.5, 0.6], "b": [0.8, 0.7]})
+    for path in tmp_path.glob("runs/*-seed1/evaluations/*.jsonl"):
+        path.write_text(path.read_text().replace('"prompt": "', '"prompt": "other '))
+    ((_, _), (_, examples)) = in_other_words(tmp_path, "b").analysis.pairs[0].estimate.parts
+    assert examples == 199
+
+
+def test_arms_without_a_common_example_are_told_so(tmp_path: Path):
+    """`data.max_rows` may change which rows there are, so such arms are compared on equal prompts only."""
+    arms = {"few": {"data.max_rows": 200}, "many": {"data.max_rows": 300}}
+    base = BASE | {"data": {"train": "task:sort", "eval": "task:sort"}}
+    compared(tmp_path, {"few": [0.2] * 3, "many": [0.9] * 3}, arms=arms, base=base)
+    assert conclude(tmp_path).verdict[0].startswith("many is better than few")
+    (said,) = in_other_words(tmp_path, "many").verdict
+    assert said == "few and many cannot be compared: they share no held-out example."
+
+
+def test_arms_without_a_common_seed_are_told_so(tmp_path: Path):
+    said = compared(tmp_path, {"a": [0.2, None], "b": [None, 0.9]}).verdict
+    assert said[0] == "a and b cannot be compared: they share no seed with which both finished."
 
 
 def test_two_seeds_are_shown_as_two_dots_and_three_as_an_interval(tmp_path: Path):

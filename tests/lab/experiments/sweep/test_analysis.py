@@ -160,6 +160,26 @@ def test_the_difference_is_paired_by_seed():
     )
 
 
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+@pytest.mark.parametrize("apart", [0.0625, 0.1, 0.3, -0.1, 0.0])
+def test_equal_differences_prove_nothing(count: int, apart: float):
+    """Shares of few rows come in steps, so equal differences are no rarity, also where rounding hides them."""
+    default = [0.2 + 0.05 * n for n in range(count)]
+    found = seeds(default, [score + apart for score in default])
+    assert found.verdict == 0
+    assert found.difference[1:3] == (-math.inf, math.inf)
+    assert found.to_json()["difference"]["low"] is None
+    assert "with every seed, so that there is no interval" in " ".join(result(trials_with_an_edge(), found).sentences())
+
+
+@pytest.mark.parametrize(("rows", "count"), [(16, 2), (64, 2), (16, 3), (32, 5)])
+def test_equally_good_sides_are_rarely_told_apart(rows: int, count: int):
+    dice, times = random.Random(rows + count), 1000
+    share = lambda: sum(dice.random() < 0.5 for _ in range(rows)) / rows  # noqa: E731
+    told = [seeds([share() for _ in range(count)], [share() for _ in range(count)]).verdict for _ in range(times)]
+    assert sum(map(abs, told)) <= 0.05 * times + 3 * math.sqrt(0.05 * 0.95 * times)
+
+
 def result(trials: list[TrialRecord], confirmation: Confirmation | None = None, **more) -> SweepResult:
     settings = SweepSettings(given=demo_config(steps=50).model_dump(mode="json", exclude_unset=True), knobs=KNOBS)
     return SweepResult(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
-from posttrain.lab.experiments.sweep.knobs import check_knobs, parse_knob, value_at
+from posttrain.lab.experiments.sweep.knobs import check_knobs, is_knob, parse_knob, value_at
 from posttrain.lab.experiments.sweep.settings import for_trials, given_settings, put, with_values
 from posttrain.tasks.demo import demo_config
 
@@ -63,6 +65,53 @@ def test_a_logarithmic_range_of_whole_numbers_gives_whole_numbers():
 def test_what_cannot_be_turned_is_refused_with_its_reason(text, message):
     with pytest.raises(ConfigError, match=message):
         check_knobs([parse_knob(text)], BASE)
+
+
+RANGES = [
+    f"{kind}({low}, {high})"
+    for kind in ("log", "float", "int")
+    for low in (-3, 0, 1e-5, 0.3, 0.001, 2.5, 2, 8)
+    for high in (-3, -1, 0, 0.001, 0.7, 8, 8.5, 2)
+]
+
+
+@pytest.mark.parametrize("form", RANGES)
+def test_what_is_proposed_for_a_range_can_be_written(form: str):
+    """A proposal must not be what was refused, or be refused in turn."""
+    try:
+        parse_knob(f"algorithm.kl_coef={form}")
+    except ConfigError as error:
+        proposed = re.findall(r"(?:log|float|int)\([^)]*\)", error.fix)
+        fixed = re.findall(r"algorithm\.kl_coef=([-.\de]+)", error.fix)
+        assert form not in proposed
+        assert proposed or fixed
+        for other in proposed:
+            parse_knob(f"algorithm.kl_coef={other}")
+        for value in fixed:
+            assert not is_knob(f"algorithm.kl_coef={value}")
+            float(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "proposed"),
+    [
+        ("sampling.group_size=int(2.5, 8)", "int(2, 8)"),
+        ("sampling.group_size=int(8.5, 4)", "int(4, 8)"),
+        ("train.learning_rate=log(0, 0.01)", "log(1e-05, 0.01)"),
+        ("train.learning_rate=log(0.01, 0.001)", "log(0.001, 0.01)"),
+    ],
+)
+def test_the_first_proposal_suits_the_setting(text: str, proposed: str):
+    with pytest.raises(ConfigError) as refused:
+        parse_knob(text)
+    found = re.findall(r"(?:log|float|int)\([^)]*\)", refused.value.fix)[0]
+    assert parse_knob(f"k={found}") == parse_knob(f"k={proposed}")
+    check_knobs([parse_knob(f"{text.partition('=')[0]}={found}")], BASE)
+
+
+def test_equal_ends_are_a_setting_that_is_fixed():
+    with pytest.raises(ConfigError, match=r"Write train\.learning_rate=0\.001, which fixes it"):
+        parse_knob("train.learning_rate=log(0.001, 0.001)")
 
 
 def test_no_knob_and_one_twice_are_refused():

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from statistics import fmean
 from typing import Any
@@ -12,7 +13,7 @@ from posttrain.config.text import redact
 from posttrain.lab.experiments.compare.design import Design
 from posttrain.lab.experiments.compare.estimates import Estimate, difference, holm, level, paired, ratio, smallest_seen
 from posttrain.lab.experiments.compare.measures import COST, STABILITY, TO_TARGET, Measure
-from posttrain.lab.experiments.compare.outcomes import Outcome
+from posttrain.lab.experiments.compare.outcomes import Outcome, gave_the_same
 from posttrain.report.heldout import LOWER_IS_BETTER
 
 
@@ -27,6 +28,8 @@ class Pair:
     """The p-value, corrected by Holm over all pairs for this number."""
     smallest: float
     """The true difference that would have been detected with probability 0.8."""
+    same: bool = False
+    """Did both arms give the same results in every run, apart from time and memory?"""
 
     def differs(self, confidence: float) -> bool:
         """Can a difference be claimed? Never if the pair's interval contains no difference."""
@@ -35,7 +38,8 @@ class Pair:
     def to_json(self) -> dict[str, Any]:
         own = self.estimate
         found = {"mean": own.mean, "low": own.low, "high": own.high, "seeds": own.seeds, "p": own.p}
-        return {"first": self.first, "second": self.second, **found, "p_holm": self.p, "smallest_seen": self.smallest}
+        found |= {"p_holm": self.p, "smallest_seen": self.smallest, "same": self.same}
+        return {"first": self.first, "second": self.second, **found}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +160,10 @@ def analyse(
         measure=measure,
         share=share,
         arms=arms,
-        pairs=_corrected(both, design.confidence),
+        pairs=[
+            replace(pair, same=_are_same(of[pair.first], of[pair.second]))
+            for pair in _corrected(both, design.confidence)
+        ],
         of_measures={name: pairs for name, pairs in compared.items() if pairs},
         measures=measures,
         same_start=_same_start(design, outcomes),
@@ -181,6 +188,13 @@ def _scores(runs: Sequence[Outcome]) -> dict[int, Mapping[str, float]]:
     return {run.seed: run.examples or {"": float(run.score or 0.0)} for run in finished}
 
 
+def _are_same(first: Sequence[Outcome], second: Sequence[Outcome]) -> bool:
+    """Did each run of one arm give the same results as the other arm's run with that seed? All must have finished."""
+    both = list(zip(first, second, strict=True))
+    finished = all(run.status == "finished" and run.score is not None for runs in both for run in runs)
+    return bool(both) and finished and all(gave_the_same(*runs) for runs in both)
+
+
 def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, how: Measure) -> list[Pair]:
     values = {arm: {run.seed: run.measures.get(name) for run in runs} for arm, runs in of.items()}
     known = {arm: {seed: v for seed, v in found.items() if v is not None} for arm, found in values.items()}
@@ -190,7 +204,18 @@ def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, 
         for first, second in _pairs(design)
         if known[first].keys() & known[second].keys()
     }
+    if name in TO_TARGET:
+        found = dict(_without_luck(found, {arm: len(of_arm) < len(of[arm]) for arm, of_arm in known.items()}))
     return _corrected(found, design.confidence, as_ratio=how.as_ratio)
+
+
+def _without_luck(
+    found: Mapping[tuple[str, str], Estimate], missed: Mapping[str, bool]
+) -> Iterator[tuple[tuple[str, str], Estimate]]:
+    """Withhold p where the faster arm missed the target with some seed: only its lucky runs are compared."""
+    for arms, one in found.items():
+        faster = arms[0] if one.mean < 1 else arms[1]
+        yield arms, one._replace(p=math.nan) if missed[faster] else one
 
 
 def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float, *, as_ratio: bool = False) -> list[Pair]:

@@ -20,8 +20,8 @@ from posttrain.config.text import read_mapping
 from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.compare.analysis import Analysis, analyse
-from posttrain.lab.experiments.compare.design import Design, read_design
-from posttrain.lab.experiments.compare.outcomes import read_outcome
+from posttrain.lab.experiments.compare.design import Design, held_out_rows, read_design
+from posttrain.lab.experiments.compare.outcomes import read_outcome, with_common_names
 from posttrain.lab.experiments.compare.verdict import render, verdict
 from posttrain.lab.experiments.compare.work import carry_out, conditions_of, places_of, read_attempts
 from posttrain.report.heldout import measure_of
@@ -134,6 +134,9 @@ def _analysis(design: Design, folder: Path) -> Analysis:
         )
         for arm, seed, run in places
     ]
+    outcomes = with_common_names(
+        outcomes, {arm: held_out_rows(design.resolved(arm, design.seeds[0]).config.data) for arm in design.arms}
+    )
     judged_by = "check" if design.score == "check" else measure
     conditions = conditions_of(outcomes, attempts, budget=design.budget.unit)
     return analyse(design, outcomes, measure=judged_by, conditions=conditions)

@@ -51,8 +51,9 @@ def difference_bars(found: Analysis) -> str:
         rows.append(_row(f"{pair.first} − {pair.second}", pair.estimate, apart))
     ends = _edges(rows)
     spoken = "; ".join(
-        f"{p.first} minus {p.second}: {form(p.estimate.mean)}, from {form(p.estimate.low)} to {form(p.estimate.high)}"
+        f"{p.first} minus {p.second}: {form(p.estimate.mean)}, from {form(low)} to {form(high)}"
         for p in pairs
+        for low, high in [_ends(p.estimate)]
     )
     return interval_bars(rows, label=f"Differences. {spoken}", form=form, low=min(0.0, *ends), high=max(0.0, *ends))
 
@@ -167,8 +168,8 @@ def _columns(curves: Sequence[Sequence[Point]]) -> list[list[Point]]:
 
 
 def _ends(score: Estimate) -> tuple[float, float]:
-    """Return the ends of the interval. A single seed has no interval: both ends are the mean."""
-    return (score.low, score.high) if score.seeds > 1 else (score.mean, score.mean)
+    """Return the ends of the interval. Without an interval, both ends are the mean."""
+    return (score.low, score.high) if score.has_interval else (score.mean, score.mean)
 
 
 def _form(found: Analysis) -> Callable[[float], str]:

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from posttrain.config import Resolved, check, load_config
+from posttrain.config import DataConfig, Resolved, check, load_config
 from posttrain.config.text import read_mapping, read_override
 from posttrain.errors import ConfigError
 from posttrain.lab.experiments.compare.measures import Measure, measure_of
@@ -295,19 +295,50 @@ def _algorithm(settings: Settings) -> str:
     return str(named.get("name", "")) if isinstance(named, Mapping) else str(named)
 
 
+def held_out_rows(data: DataConfig) -> tuple[Any, ...]:
+    """Return the settings that decide which rows are held out, and their order. Only arms that agree in them can be
+    compared row by row."""
+    if data.eval is not None:
+        return data.eval, data.eval_split, data.max_rows
+    return data.train, data.split, data.eval_fraction, data.max_rows
+
+
+def _check_same_rows(data: Mapping[str, DataConfig]) -> None:
+    """Refuse arms that hold out other rows: after all runs there would be nothing to compare. `data.max_rows` may
+    differ where `data.eval` names the rows; then the arms are compared on the prompts that they share."""
+    rows = {arm: held_out_rows(one)[: 2 if one.eval is not None else None] for arm, one in data.items()}
+    first, *others = rows
+    odd = next((arm for arm in others if rows[arm] != rows[first]), None)
+    if odd is not None:
+        raise ConfigError(
+            given=f"arms {first} and {odd} hold out different rows: {_held_out(data[first])}, and "
+            f"{_held_out(data[odd])}",
+            allowed="the same held-out rows for all arms",
+            fix="Set data.eval in the base, and leave it out of the arms.",
+        )
+
+
+def _held_out(data: DataConfig) -> str:
+    if data.eval is not None:
+        return f"data.eval = {data.eval}, data.eval_split = {data.eval_split}"
+    most = "" if data.max_rows is None else f", data.max_rows = {data.max_rows}"
+    return f"{data.eval_fraction:g} of data.train = {data.train}, data.split = {data.split}{most}"
+
+
 def _check(design: Design) -> None:
     """Check that every arm is valid and that all are scored in the same way. Raises ConfigError before any training."""
     configs = {arm: design.resolved(arm, design.seeds[0]).config for arm in design.arms}
+    _check_same_rows({arm: config.data for arm, config in configs.items()})
     judged = {
-        arm: (config.evaluation, config.data.eval, config.check if design.score == "check" else config.rewards)
+        arm: (config.evaluation, config.check if design.score == "check" else config.rewards)
         for arm, config in configs.items()
     }
     first, *others = judged
     odd = [arm for arm in others if judged[arm] != judged[first]]
     if odd:
         raise ConfigError(
-            given=f"the held-out scores of {first} and {odd[0]} mean different things: their rewards, evaluation or "
-            "data.eval differ",
+            given=f"the held-out scores of {first} and {odd[0]} mean different things: their rewards or evaluation "
+            "differ",
             allowed="the same scoring for all arms",
             fix="Add a check to the base, and score: check to the comparison. The check then scores every arm.",
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,7 @@ class Outcome:
     """Held-out score after training."""
     baseline: float | None = None
     examples: Mapping[str, float] = field(default_factory=dict)
-    """Held-out example -> its score after training."""
+    """Held-out example (`ROW:PROMPT`) -> its score after training."""
     start: Sequence[str] = ()
     """Answers before training, to check that arms started alike."""
     prompts: frozenset[str] = frozenset()
@@ -110,6 +110,30 @@ def read_outcome(
         | _to_target(points, target, measure),
         alarms=sum(event.get("kind") == "alarm" for event in run.events),
     )
+
+
+def with_common_names(outcomes: Sequence[Outcome], rows_of: Mapping[str, Any]) -> list[Outcome]:
+    """Name each held-out example as the first arm of the same seed names it, because arms may put the same row into
+    other words (`data.prompt`, `data.system_prompt`). `rows_of` tells per arm which rows it holds out: only arms with
+    the same value share names."""
+    names: dict[tuple[int, str, str], str] = {}
+    renamed = []
+    for run in outcomes:
+        rows = {key: (run.seed, repr(rows_of.get(run.arm)), key.partition(":")[0]) for key in run.examples}
+        examples = {names.setdefault(rows[key], key): score for key, score in run.examples.items()}
+        renamed.append(replace(run, examples=examples))
+    return renamed
+
+
+def gave_the_same(first: Outcome, second: Outcome) -> bool:
+    """Do the two runs agree in everything that does not depend on the machine?"""
+    return _course_of(first) == _course_of(second)
+
+
+def _course_of(run: Outcome) -> tuple[Any, ...]:
+    stability = [run.measures.get(name) for name in STABILITY]
+    curve = [(point.step, point.tokens, point.score) for point in run.curve]
+    return run.score, dict(run.examples), curve, run.steps, run.tokens, run.entropy_kept, stability
 
 
 def _to_target(points: Sequence[Point], target: float | None, name: str) -> dict[str, float | None]:
@@ -182,7 +206,8 @@ def _kept(run: RunRecord) -> float | None:
 
 
 def _examples(run: RunRecord, name: str, by_check: bool) -> Iterator[tuple[str, float]]:
-    """Yield (example, score), if the run keeps a score per example: for answers, pairs of answers and given answers."""
+    """Yield (example, score), if the run keeps a score per example: for answers, pairs of answers and given answers.
+    Pairs and given answers are named by place and number: runs that left out other rows share no example."""
     folder = run.folder / "evaluations"
     kind = kind_of(mapping(run.evaluation.get("trained")))
     if kind == "answers":
@@ -192,13 +217,13 @@ def _examples(run: RunRecord, name: str, by_check: bool) -> Iterator[tuple[str, 
         logprobs, tokens = saved.get("logprobs") or [], saved.get("tokens") or []
         half = len(logprobs) // 2
         if kind == "loss":
-            yield from (
-                (str(row), -total / max(1, n)) for row, (total, n) in enumerate(zip(logprobs, tokens, strict=True))
-            )
+            rows = enumerate(zip(logprobs, tokens, strict=True))
+            yield from ((f"{row} of {len(logprobs)}", -total / max(1, n)) for row, (total, n) in rows)
         else:
             pairs = enumerate(zip(logprobs[:half], logprobs[half:], strict=True))
             yield from (
-                (str(row), (chosen > rejected) + 0.5 * (chosen == rejected)) for row, (chosen, rejected) in pairs
+                (f"{row} of {half}", (chosen > rejected) + 0.5 * (chosen == rejected))
+                for row, (chosen, rejected) in pairs
             )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -114,13 +115,17 @@ def _measures(found: Analysis) -> str:
                 f"{compact(pair.estimate.mean)}{sign}",
                 _limits(pair, lambda value, sign=sign: f"{compact(value)}{sign}"),
                 _p(pair),
+                f"{pair.estimate.seeds} of {len(found.design.seeds)}",
             ]
             for place, pair in enumerate(pairs)
         ]
     if not rows:
         return ""
     lead = "Paired by seed. A × marks the ratio first / second; the other numbers are first minus second."
-    head = ["number", "arms", "difference", _level(found), "p (Holm)"]
+    if found.design.target is not None:
+        lead += " What it takes to the target is compared over the seeds with which both arms reached it. There is no "
+        lead += "p if the faster arm missed it with another seed."
+    head = ["number", "arms", "difference", _level(found), "p (Holm)", "seeds"]
     return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{table(head, rows)}'
 
 
@@ -136,7 +141,7 @@ def _pair_table(found: Analysis) -> str:
             form(pair.estimate.mean),
             _limits(pair, form),
             _p(pair),
-            amount(found, pair.smallest) if pair.estimate.seeds > 1 else "-",
+            amount(found, pair.smallest) if pair.estimate.has_interval else "-",
         ]
         for pair in found.pairs
         if pair.estimate.seeds
@@ -150,11 +155,13 @@ def _level(found: Analysis) -> str:
 
 def _limits(pair: Pair, form: Callable[[float], str]) -> str:
     own = pair.estimate
-    return f"{form(own.low)} to {form(own.high)}" if own.seeds > 1 else "none: one seed"
+    if own.has_interval:
+        return f"{form(own.low)} to {form(own.high)}"
+    return "none: all seeds agree" if own.seeds > 1 else "none: one seed"
 
 
 def _p(pair: Pair) -> str:
-    return f"{pair.p:.2g}" if pair.estimate.seeds > 1 else "-"
+    return "-" if math.isnan(pair.p) else f"{pair.p:.2g}"
 
 
 def _runs(found: Analysis, folder: Path) -> str:

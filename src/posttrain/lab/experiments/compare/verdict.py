@@ -46,10 +46,42 @@ def interval(found: Analysis, pair: Pair, better: str) -> str:
 def _answer(found: Analysis) -> list[str]:
     if sum(arm.score.seeds > 0 for arm in found.arms) < 2:
         return ["There is nothing to compare: fewer than two arms have a run that finished with a held-out score."]
+    same = [_same(pair) for pair in found.pairs if pair.same]
+    apart = [_nothing_shared(found, pair) for pair in found.pairs if not pair.estimate.seeds]
     if max(pair.estimate.seeds for pair in found.pairs) < 2:
-        return [_one_seed(found)]
+        unknown = any(pair.estimate.seeds and not pair.same for pair in found.pairs)
+        return [*same, *([_one_seed(found)] if unknown else []), *filter(None, apart)]
     made = claims(found)
-    return [*_better(found, made), *_undecided(found, [pair for _, _, pair in made])]
+    decided = [pair for _, _, pair in made]
+    return [*_better(found, made), *same, *_undecided(found, decided), *filter(None, apart)]
+
+
+def _same(pair: Pair) -> str:
+    return (
+        f"{pair.first} and {pair.second} gave the same results in every run: what differs between them had no effect "
+        "here."
+    )
+
+
+def _nothing_shared(found: Analysis, pair: Pair) -> str:
+    """Say why two arms cannot be compared. Empty if one has no score at all, because its lost runs are told."""
+    first, second = ({run.seed for run in found.arm(name).finished} for name in (pair.first, pair.second))
+    if not first or not second:
+        return ""
+    why = "held-out example" if first & second else "seed with which both finished"
+    return f"{pair.first} and {pair.second} cannot be compared: they share no {why}."
+
+
+def _no_spread(found: Analysis, pair: Pair) -> str:
+    """Say why a difference that every seed repeats is not claimed."""
+    better, worse = _sides(found, pair)
+    lead = f"{better} is ahead of {worse} by {amount(found, pair.estimate.mean)}"
+    level = f"{pair.first} and {pair.second} are level"
+    return (
+        f"{lead if pair.estimate.mean else level} with each of {pair.estimate.seeds} seeds. Nothing is claimed, "
+        "because a difference that does not vary says nothing about other seeds. Use more seeds or more held-out "
+        "examples."
+    )
 
 
 def _better(found: Analysis, made: Sequence[tuple[str, str, Pair]]) -> list[str]:
@@ -73,10 +105,11 @@ def _by(found: Analysis, pair: Pair, better: str, worse: str) -> str:
 
 
 def _undecided(found: Analysis, claimed: Sequence[Pair]) -> list[str]:
-    rest = [pair for pair in found.pairs if pair.estimate.seeds and pair not in claimed]
+    rest = [pair for pair in found.pairs if pair.estimate.seeds > 1 and pair not in claimed and not pair.same]
     withheld = [pair for pair in rest if pair.differs(found.design.confidence)]
-    undecided = [pair for pair in rest if pair not in withheld]
-    sentences = [_withheld(found, pair) for pair in withheld]
+    level = [pair for pair in rest if not pair.estimate.has_interval]
+    undecided = [pair for pair in rest if pair not in [*withheld, *level]]
+    sentences = [_withheld(found, pair) for pair in withheld] + [_no_spread(found, pair) for pair in level]
     return sentences + (_no_difference(found, undecided) if undecided else [])
 
 
@@ -208,7 +241,7 @@ def show_score(found: Analysis, arm: Arm) -> str:
     form = (lambda value: f"{100 * value:.1f}%") if found.share else compact
     if not arm.score.seeds:
         return "-"
-    if not math.isfinite(arm.score.low) or arm.score.seeds < 2:
+    if not arm.score.has_interval:
         return form(arm.score.mean)
     return f"{form(arm.score.mean)} ({form(arm.score.low)} to {form(arm.score.high)})"
 

@@ -20,6 +20,8 @@ from posttrain.lab.experiments.sweep.trials import COLLAPSED, Course, Say, goodn
 from posttrain.report.heldout import LOWER_IS_BETTER
 
 SIDES = ("best", "default")
+ROUNDING = 1e-9
+"""Differences that are equal up to this share of the scores are equal."""
 FIRST_SEED = 1000
 """Offset from the config's seed to the first fresh seed."""
 
@@ -123,8 +125,16 @@ class Confirmation:
 
     @property
     def difference(self) -> Interval:
-        """The mean of best minus default over the seeds, with Student's t interval."""
-        return paired_interval([before for before, _ in self.pairs], [after for _, after in self.pairs])
+        """The mean of best minus default over the seeds, with Student's t interval. Infinite if all seeds agree."""
+        found = paired_interval([before for before, _ in self.pairs], [after for _, after in self.pairs])
+        return found._replace(low=-math.inf, high=math.inf) if self.is_tied else found
+
+    @property
+    def is_tied(self) -> bool:
+        """Is the difference the same with every seed? Then its spread over other seeds is unknown, not 0."""
+        apart = [after - before for before, after in self.pairs]
+        size = max((abs(score) for pair in self.pairs for score in pair), default=0.0)
+        return len(apart) > 1 and max(apart) - min(apart) <= ROUNDING * size
 
     def collapses(self, side: str) -> int:
         return sum(found.collapsed for found in self.of(side))
@@ -136,7 +146,7 @@ class Confirmation:
     @property
     def verdict(self) -> int:
         """1: the best configuration is shown to be better; -1: worse; 0: neither. A side that lost more runs than the
-        other, by a collapse or otherwise, is never called better."""
+        other, by a collapse or otherwise, is never called better. Nor is one whose seeds do not vary."""
         if len(self.pairs) < 2:
             return 0
         low, high = sorted(goodness(self.measure, edge) for edge in self.difference[1:3])

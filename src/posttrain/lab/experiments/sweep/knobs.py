@@ -158,18 +158,27 @@ def _range(key: str, kind: Any, ends: Sequence[Any]) -> Knob:
     numbers = [end for end in ends if isinstance(end, (int, float)) and not isinstance(end, bool)]
     if len(ends) != 2 or len(numbers) != 2 or not all(map(math.isfinite, numbers)):
         raise ConfigError(given=shown, allowed="two numbers: the lowest and the highest", fix=_EXAMPLE)
-    low, high = numbers
-    if not low < high:
-        raise ConfigError(given=shown, allowed="a lowest number below the highest", fix=f"{kind}({high}, {low})?")
+    low, high = sorted(numbers)
+    if low == high:
+        fix = f"Write {key}={write_value(low)}, which fixes it, or give it a range."
+        raise ConfigError(given=shown, allowed="a lowest number below the highest", fix=fix)
+    plain = _form("float", low, high)
     if kind == "log" and low <= 0:
-        raise ConfigError(
-            given=shown,
-            allowed="numbers above 0 on a logarithmic scale",
-            fix=f"Write float({low}, {high}), or start higher.",
-        )
+        fix = f"Write {plain}." if high <= 0 else f"Start higher, as in {_form('log', high / 1000, high)}; or {plain}."
+        raise ConfigError(given=shown, allowed="numbers above 0 on a logarithmic scale", fix=fix)
     if kind == "int" and not all(float(end).is_integer() for end in numbers):
-        raise ConfigError(given=shown, allowed="whole numbers", fix=f"Write float({low}, {high}).")
+        first = math.floor(low)
+        whole = _form("int", first, max(first + 1, math.floor(high)))
+        fix = f"Write {whole}, or {plain} if the setting takes fractions."
+        raise ConfigError(given=shown, allowed="whole numbers", fix=fix)
+    if numbers != [low, high]:
+        fix = f"Write {_form(kind, low, high)}."
+        raise ConfigError(given=shown, allowed="a lowest number below the highest", fix=fix)
     return Knob(key=key, kind=kind, low=low, high=high, whole=kind == "int")
+
+
+def _form(kind: str, low: float, high: float) -> str:
+    return f"{kind}({write_value(low)}, {write_value(high)})"
 
 
 def check_knobs(knobs: Sequence[Knob], base: Mapping[str, Any]) -> tuple[Knob, ...]:

@@ -79,6 +79,8 @@ class SweepResult:
         before, after = (statistics.fmean(side) for side in zip(*c.pairs, strict=True))
         mean, low, high, _ = c.difference
         span = f"a difference of {mean:+.3g}, 95% interval {low:+.3g} to {high:+.3g}"
+        if c.is_tied:
+            span = f"a difference of {mean:+.3g} with every seed, so that there is no interval"
         text = f"{ran} it scores {after:.4g} and the default {before:.4g}: {span}"
         says = {
             1: "which is better than the default.",
