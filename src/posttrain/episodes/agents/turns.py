@@ -186,7 +186,7 @@ class AgentTurns(Turns):
         """Return the turn's text and calls. A turn with an unreadable call is only text, as with other servers: it is
         up to the agent to complain."""
         said = self._read(turn) if talk.tools else Said(turn.text, [])
-        return said if said.readable else Said(turn.text, [])
+        return said if said.readable else Said(turn.text, [], answer=said.answer)
 
     def _answer(self, play: Play, talk: Talk, turn: Completion) -> Answer:
         message, tokenizer = play.messages[-1], self.bridge.renderer.tokenizer
