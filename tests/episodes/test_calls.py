@@ -23,6 +23,7 @@ from posttrain.episodes.calls import Call, proven, recognised
 from posttrain.episodes.play import Play
 from posttrain.errors import ConfigError
 from posttrain.types import Completion, Prompt
+from posttrain.verify.mathematics.places import REASONING
 
 
 @catalogue("name", WITH_TOOLS)
@@ -101,3 +102,60 @@ def test_split_shows_an_unreadable_call_as_it_was_written():
     play.draw(Completion(ids=(5,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=broken), said)
     play.hear([{"role": "tool", "name": "unknown", "content": "error: the call is not a JSON object"}])
     assert broken in str(tokenizer.decode(list(bridge.whole(*play.conversation))))
+
+
+def calls_read(name: str, text: str) -> list[Call]:
+    return recognised(template_of(name)).read(text).calls
+
+
+def written(name: str, arguments: dict[str, Any]) -> str:
+    """A call as a template writes it, without the empty reasoning that some write before it."""
+    return bridge_of(name, "tool").turn_that_calls("look", arguments).rpartition("</think>\n\n")[2]
+
+
+THOUGHTS = [mark for mark in REASONING if "channel" not in mark[0]]
+NOT_IN_CHANNELS = [name for name in WITH_TOOLS if not (name in FAMILIES and FAMILIES[name].calls == "harmony")]
+
+
+@pytest.mark.parametrize(("opening", "closing"), THOUGHTS)
+@catalogue("name", NOT_IN_CHANNELS)
+def test_a_call_in_the_reasoning_is_not_made_and_spoils_none_behind_it(name: str, opening: str, closing: str):
+    call = written(name, {"at": "x"})
+    broken = call.replace('{"at": "x"}', '{"at": ')
+    made = [Call("look", {"at": "x"})]
+    for thought in (call, broken, f"{call} or {broken}"):
+        for begin in (f"{opening}\nPerhaps {thought} ", f"Perhaps {thought} "):  # some templates open the reasoning
+            assert calls_read(name, f"{begin}{closing}\n\nThe answer is 4.") == []
+            said = recognised(template_of(name)).read(f"{begin}{closing}\n\n{call}")
+            assert said.calls == made
+            assert said.content == said.answer == f"{begin}{closing}".strip()
+    assert calls_read(name, f"{opening} Perhaps {call}") == []
+
+
+MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<｜tool▁call▁begin｜>")
+MARKS += ("<｜tool▁call▁end｜>", "<|python_tag|>", "```json", "{", "}")
+
+
+@pytest.mark.parametrize("mark", MARKS)
+@catalogue("name", NOT_IN_CHANNELS)
+def test_marks_in_the_arguments_of_a_call_are_text(name: str, mark: str):
+    arguments = {"at": f"a {mark} b", "too": mark}
+    call = bridge_of(name, "tool").turn_that_calls("look", arguments)
+    assert calls_read(name, call) == [Call("look", arguments)]
+    assert calls_read(name, f"<think>Why?</think>\n{call}") == [Call("look", arguments)]
+
+
+@catalogue("name", NOT_IN_CHANNELS)
+def test_the_answer_of_a_turn_is_the_text_beside_its_calls(name: str):
+    """A reward that reads the last number must not find it in a call."""
+    call = written(name, {"at": "42"})
+    read = recognised(template_of(name)).read
+    for end in range(len(call) - 20, len(call) + 1):  # a limit may cut the turn anywhere
+        said = read(f"<think>One.</think>{call[:end]}")
+        if said.calls:
+            assert said.answer == "<think>One.</think>"
+    assert read("It is 42.").answer is None
+    for text in (call, call.replace('"at": "42"', '"at": "42')):
+        play = Play(0, 0, Prompt(index=0, ids=(1,), text=""))
+        play.draw(Completion(ids=(5,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=text), read(text))
+        assert play.text == ""

@@ -48,6 +48,18 @@ def test_functions_and_schemas_are_not_offered_together():
         conduct(Mixed)
 
 
+@pytest.mark.parametrize("answer", [[], ()])
+def test_a_step_without_a_message_is_an_error(answer):
+    """Only None ends a conversation. A turn after nothing has no place in it."""
+
+    class Silent:
+        def step(self, message):
+            return answer
+
+    with pytest.raises(TypeError, match=r"step returned no message: .* or None at the end"):
+        conduct(Silent).step({"role": "assistant", "content": "a"}, [])
+
+
 def test_a_prompt_of_the_environments_own_stands_in_place_of_the_rows():
     with episodes("Keeper") as one:
         asked = prompts(8)

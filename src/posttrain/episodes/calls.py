@@ -6,7 +6,8 @@
     deepseek   <｜tool▁call▁begin｜>function<｜tool▁sep｜>look ```json {"at": "x"} ```<｜tool▁call▁end｜>
     harmony    <|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}<|call|>        gpt-oss
 
-Text that begins as a call but cannot be read is also a call: its result says what is wrong with it.
+Text that begins as a call but cannot be read is also a call: its result says what is wrong with it. Calls in the
+reasoning of a turn are thoughts, and not made.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from posttrain.data.dropped import Unusable
 from posttrain.data.harmony import parts
 from posttrain.errors import ConfigError
+from posttrain.verify.mathematics.places import REASONING
 
 if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer
@@ -27,8 +29,9 @@ if TYPE_CHECKING:
 
 _TRIED: Mapping[str, Any] = {"at": {"deep": [1, -2.5, True, None, {}]}, "said": "a \"b\" \\ 'c'\n</x> Zürich"}
 """The arguments of the call that a template must write in a readable form."""
-MOST_CALLS = 16
-"""Maximum calls in one turn; further calls are not made."""
+_CLOSINGS = re.compile("|".join(re.escape(closing) for _, closing in REASONING))
+_OPENINGS = re.compile("|".join(re.escape(opening) for opening, _ in REASONING))
+_DECODER = json.JSONDecoder()
 
 
 class Call(NamedTuple):
@@ -47,6 +50,8 @@ class Said(NamedTuple):
     calls: list[Call]
     thinking: str = ""
     """Text outside the calls, in channels that the user does not see (Harmony)."""
+    answer: str | None = None
+    """The text beside the calls, which rewards judge, also if a call cannot be read; None: the whole text."""
 
     @property
     def readable(self) -> bool:
@@ -62,12 +67,20 @@ class CallFormat:
     marks: tuple[str, ...]
     """A chat template that contains all of these writes this format."""
     find: Callable[[str], Said] = field(repr=False)
+    channels: bool = False
+    """Whether turns are written in channels, which keep reasoning, calls and answers apart."""
 
     def read(self, text: str) -> Said:
         """Return the text and calls of a turn; `text` includes special tokens except the one that ends the turn."""
-        found = self.find(text)
-        said = found._replace(content=found.content.strip(), calls=found.calls[:MOST_CALLS])
-        return said if said.calls and said.readable else Said(text, said.calls)
+        begin, end = (0, len(text)) if self.channels else _spoken(text)
+        found = self.find(text[begin:end])
+        if not found.calls:
+            return Said(text, [])
+        content = (text[:begin] + found.content).strip()
+        answer = None if self.channels else content  # the text of a turn in channels never holds its calls
+        if not found.readable:
+            return Said(text, found.calls, answer=answer)
+        return found._replace(content=content, answer=answer)
 
 
 def template_of(renderer: Renderer) -> str:
@@ -106,9 +119,66 @@ def proven(template: str, bridge: Bridge) -> CallFormat:
     return found
 
 
+def _spoken(text: str) -> tuple[int, int]:
+    """Return where the text begins and ends that is not reasoning. Marks inside a JSON object, such as the arguments of
+    a call, are text.
+
+    >>> spoken = "<think>2?</think> It is <think> or 4"
+    >>> begin, end = _spoken(spoken)
+    >>> spoken[begin:end]
+    ' It is '
+    """
+    begin, end, at = 0, len(text), 0
+    for mark in sorted([*_CLOSINGS.finditer(text), *_OPENINGS.finditer(text)], key=lambda mark: mark.start()):
+        at = max(at, _behind_objects(text, at, mark.start()))
+        if at > mark.start():
+            continue
+        if _CLOSINGS.fullmatch(mark[0]):
+            begin, end, at = mark.end(), len(text), mark.end()
+        else:
+            end = min(end, mark.start())
+    return begin, end
+
+
+def _behind_objects(text: str, at: int, place: int) -> int:
+    """Return the end of the JSON object around `place`, or `place` itself; objects begin at or after `at`."""
+    while (at := text.find("{", at, place)) >= 0:
+        _, at = _decoded(text, at) or (None, at + 1)
+        if at > place:
+            return at
+    return place
+
+
+def _decoded(text: str, at: int) -> tuple[Any, int] | None:
+    """Return the JSON value at a place, behind white space, and where it ends; None if there is none."""
+    while at < len(text) and text[at].isspace():
+        at += 1
+    try:
+        return _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
+
+
 def _hermes(text: str) -> Said:
-    content, *rest = text.split("<tool_call>")
-    return Said(content, [_of_json(part.partition("</tool_call>")[0]) for part in rest])
+    opening, closing = "<tool_call>", "</tool_call>"
+    at, calls = text.find(opening), list[Call]()
+    content = text if at < 0 else text[:at]
+    while at >= 0:
+        at += len(opening)
+        found = _decoded(text, at)
+        if found is not None and _ends(text, found[1], (closing, opening)):
+            calls.append(_call(found[0]))
+            at = found[1]
+        else:
+            calls.append(_of_json(text[at:].partition(opening)[0].partition(closing)[0]))
+        at = text.find(opening, at)
+    return Said(content, calls)
+
+
+def _ends(text: str, at: int, marks: tuple[str, ...]) -> bool:
+    """Return whether the text ends here, or one of these marks follows."""
+    rest = text[at:].lstrip()
+    return not rest or rest.startswith(marks)
 
 
 def _llama(text: str) -> Said:
@@ -127,8 +197,7 @@ def _mistral(text: str) -> Said:
     if not mark:
         return Said(text, [])
     if "[ARGS]" in rest and rest.lstrip()[:1] not in ("[", "{"):  # otherwise [ARGS] is part of an argument
-        calls = [part.partition("[ARGS]") for part in rest.split("[TOOL_CALLS]")]
-        return Said(content, [_named(name.strip(), arguments) for name, _, arguments in calls])
+        return Said(content, list(_with_args(mark + rest, mark)))
     try:
         found = json.loads(rest)
     except (ValueError, RecursionError) as error:
@@ -136,17 +205,45 @@ def _mistral(text: str) -> Said:
     return Said(content, [_call(one) for one in (found if isinstance(found, list) else [found])])
 
 
+_BEGIN = "<｜tool▁call▁begin｜>"
+_OPENED = re.compile(r"[^｜]*<｜tool▁sep｜>\s*([^\n｜]+)\n\s*(?:```json)?")
+_CLOSED = re.compile(r"\s*(?:```)?\s*(?:<｜tool▁calls?▁(?:end|begin)｜>|\Z)")
+
+
+def _with_args(text: str, mark: str) -> Iterator[Call]:
+    """Yield the calls of a text like `[TOOL_CALLS]look[ARGS]{"at": "x"}[TOOL_CALLS]look[ARGS]{"at": "y"}`."""
+    at = 0
+    while at >= 0:
+        at += len(mark)
+        name, args, _ = text[at:].partition(mark)[0].partition("[ARGS]")
+        found = _decoded(text, at + len(name) + len(args)) if args else None
+        if found is not None and _ends(text, found[1], (mark,)):
+            yield _call({"name": name.strip(), "arguments": found[0]})
+            at = found[1]
+        else:
+            yield _named(name.strip(), text[at:].partition(mark)[0].partition("[ARGS]")[2])
+        at = text.find(mark, at)
+
+
 def _deepseek(text: str) -> Said:
     content, mark, rest = text.partition("<｜tool▁calls▁begin｜>")
     if not mark:
         content, mark, rest = text.partition("<｜tool▁call▁begin｜>")
         rest = mark + rest
-    calls = []
-    for part in rest.split("<｜tool▁call▁begin｜>")[1:]:
-        head, _, body = part.partition("<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
+    at, calls = rest.find(_BEGIN), list[Call]()
+    while at >= 0:
+        at += len(_BEGIN)
+        part = rest[at:].partition(_BEGIN)[0].partition("<｜tool▁call▁end｜>")[0]
+        head, _, body = part.partition("<｜tool▁sep｜>")
         name, _, arguments = body.strip().partition("\n")
-        fenced = arguments.strip().removeprefix("```json").removesuffix("```")
-        calls.append(_named((name or head).strip(), fenced))
+        opened = _OPENED.match(rest, at)
+        found = None if opened is None else _decoded(rest, opened.end())
+        if opened is not None and found is not None and _CLOSED.match(rest, found[1]):
+            calls.append(_call({"name": opened[1].strip(), "arguments": found[0]}))
+            at = found[1]
+        else:
+            calls.append(_named((name or head).strip(), arguments.strip().removeprefix("```json").removesuffix("```")))
+        at = rest.find(_BEGIN, at)
     return Said(content, calls)
 
 
@@ -164,7 +261,7 @@ def _harmony(text: str) -> Said:
 FORMATS: Mapping[str, CallFormat] = {
     known.name: known
     for known in (
-        CallFormat("harmony", ("<|channel|>", "<|call|>"), _harmony),
+        CallFormat("harmony", ("<|channel|>", "<|call|>"), _harmony, channels=True),
         CallFormat("deepseek", ("<｜tool▁call▁begin｜>",), _deepseek),
         CallFormat("mistral", ("[TOOL_CALLS]",), _mistral),
         CallFormat("hermes", ("<tool_call>", "arguments"), _hermes),
@@ -202,12 +299,9 @@ def _call(found: Any) -> Call:
 
 def _objects(text: str) -> Iterator[Any]:
     """Yield consecutive JSON objects, which may have semicolons between them; stop at the first other text."""
-    decoder, at = json.JSONDecoder(), 0
-    while at < len(text):
-        try:
-            found, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return
+    at = 0
+    while at < len(text) and (read := _decoded(text, at)):
+        found, at = read
         yield found
         while at < len(text) and text[at] in "; \n":
             at += 1

@@ -89,7 +89,12 @@ class Conduct:
             return {"done": True, **self.finish()}
         answer = self._call(step, _told(message, calls) if self._schemas else dict(message))
         worth = self._worth("turn_reward")
-        return worth | ({"messages": as_messages(answer)} if answer is not None else {"done": True, **self.finish()})
+        if answer is None:
+            return worth | {"done": True, **self.finish()}
+        messages = as_messages(answer)
+        if not messages:
+            raise TypeError("step returned no message: it must return at least one, or None at the end")
+        return worth | {"messages": messages}
 
     def finish(self) -> dict[str, Any]:
         """Return the reward of the trajectory, and the environment's metrics."""

@@ -53,6 +53,7 @@ class Play:
     calls: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     text: str = ""
+    """The text of the last turn without its calls, which rewards judge: a call is no answer."""
     reason: FinishReason = "stop"
     ended: str = ""
     reward: float | None = None
@@ -120,7 +121,7 @@ class Play:
         self.logprobs += turn.logprobs
         self.versions += turn.versions
         self.turns += 1
-        self.text, self.reason = turn.text, turn.finish_reason
+        self.text, self.reason = turn.text if said.answer is None else said.answer, turn.finish_reason
         self.called = [one.name for one in said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content if said.calls else turn.text}
         if said.calls and said.readable:

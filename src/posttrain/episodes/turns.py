@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from posttrain.episodes.sessions import Reply
     from posttrain.types import Completion, Prompt
 
+MOST_CALLS = 16
+"""Maximum calls that are made in one turn; the results of further calls say so."""
 MOST_CHARACTERS = 64
 """Maximum characters of messages for each token that a trajectory may have."""
 
@@ -59,13 +61,15 @@ class Turns:
         """Take a turn that was sampled, and continue or end the trajectory."""
         said = self._read(turn)
         play.draw(turn, said)
-        play.calls += [self._known(one.name) for one in said.calls]
-        if turn.truncated:
+        if turn.truncated:  # its calls are not made
             self._end(play)
             return
         play.ended = ""
+        play.calls += [self._known(one.name) for one in said.calls]
         if self.scene.has_environment or said.calls:
-            self.ask(play, "step", message=play.messages[-1], calls=[list(one) for one in said.calls])
+            more = [one._replace(problem=f"at most {MOST_CALLS} calls in a turn") for one in said.calls[MOST_CALLS:]]
+            calls = [list(one) for one in (*said.calls[:MOST_CALLS], *more)]
+            self.ask(play, "step", message=play.messages[-1], calls=calls)
         else:
             play.ended = "done"
             self._complete(play)
@@ -160,7 +164,8 @@ class Turns:
         if anew:
             ids = self.bridge.whole(*play.conversation)
         else:
-            ids = self.bridge.between(play.messages[-len(messages) :], last=play.ids[-1] if play.ids else None)
+            new = play.messages[len(play.messages) - len(messages) :]
+            ids = self.bridge.between(new, last=play.ids[-1] if play.ids else None)
         self._enter(play, ids, anew=anew)
 
     def _enter(self, play: Play, ids: Sequence[int], *, anew: bool) -> None:

@@ -222,6 +222,8 @@ def _behind(said: Sequence[Mapping[str, Any]], asked: Sequence[dict[str, Any]]) 
                 "what the policy has said and seen"
             )
     new = list(asked[len(said) :])
+    if said and not new:
+        raise Rewritten("the environment asked again without a new message, but a turn is sampled only once")
     if said and any(message["role"] == "assistant" for message in new):
         raise Rewritten("the environment wrote a message of the role assistant, which only the policy may write")
     return new

@@ -55,6 +55,12 @@ class Transcript:
         newest = best is self._points[-1] and best.answered
         return Found(ids=best.ids, newest=newest, more=messages[len(best.messages) :])
 
+    def outside(self, messages: Sequence[Message]) -> list[int]:
+        """Return the indices of the messages that are not answers of the policy."""
+        answers = {_compared(point.messages[-1]) for point in self._points if point.answered}
+        said = [message["role"] == "assistant" and _compared(message) in answers for message in messages]
+        return [place for place, is_answer in enumerate(said) if not is_answer]
+
     def ask(self, messages: Sequence[Message], tools: Sequence[Message], ids: Sequence[int]) -> None:
         """Record a request and the ids of its context."""
         self._points.append(Point(messages=tuple(messages), tools=_json(tools), ids=tuple(ids), answered=False))

@@ -139,12 +139,12 @@ class AgentTurns(Turns):
     def _go_on(self, play: Play, talk: Talk, messages: Sequence[Message]) -> None:
         """Continue from the ids of an earlier request, or in a new context."""
         bridge = self.scene.bridge_of(talk.tools)
-        found = None if bridge.history == "split" else talk.transcript.find(messages, talk.tools)
-        if self._is_too_long(play, messages if found is None else found.more):
+        found, split = talk.transcript.find(messages, talk.tools), bridge.history == "split"
+        if self._is_too_long(play, messages if found is None or split else found.more):
             self._end(play)
             return
-        if found is None:
-            ids = bridge.whole(messages, range(len(messages)))
+        if found is None or split:
+            ids = bridge.whole(messages, talk.transcript.outside(messages))
         elif not found.more:
             ids = found.ids
         else:
@@ -152,9 +152,9 @@ class AgentTurns(Turns):
             ids = bridge.between(found.more, last=found.ids[-1])
             ids = ids if found.newest else (*found.ids, *ids)
         asks_the_prompt = not play.turns and ids == play.prompt.ids
-        goes_on = asks_the_prompt or (found is not None and found.newest)
+        goes_on = found is not None and found.newest
         play.hear(found.more if goes_on and found is not None else _behind_prompt(play, messages))
-        self._enter(play, () if asks_the_prompt else ids, anew=not goes_on)
+        self._enter(play, () if asks_the_prompt else ids, anew=not asks_the_prompt and (split or not goes_on))
         talk.transcript.ask(messages, talk.tools, play.context)
 
     def _room(self, play: Play, *used: int) -> tuple[str, int]:
@@ -186,7 +186,7 @@ class AgentTurns(Turns):
         """Return the turn's text and calls. A turn with an unreadable call is only text, as with other servers: it is
         up to the agent to complain."""
         said = self._read(turn) if talk.tools else Said(turn.text, [])
-        return said if said.readable else Said(turn.text, [])
+        return said if said.readable else Said(turn.text, [], answer=said.answer)
 
     def _answer(self, play: Play, talk: Talk, turn: Completion) -> Answer:
         message, tokenizer = play.messages[-1], self.bridge.renderer.tokenizer

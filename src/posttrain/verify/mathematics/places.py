@@ -25,7 +25,7 @@ _TURN = re.compile(
 )
 _TURN_END = re.compile(r"<\|im_end\|>|<\|eot_id\|>|<\|endoftext\|>|<end_of_turn>|<\|return\|>|</s>")
 _OURS = frozenset({"assistant", "model", "ai", "gpt", "[/INST]"})
-_REASONING = (
+REASONING = (
     ("<think>", "</think>"),
     ("<thinking>", "</thinking>"),
     ("<thought>", "</thought>"),
@@ -120,7 +120,7 @@ def after_reasoning(text: str) -> str:
     >>> after_reasoning("<think>8?</think> 7"), after_reasoning("so 6 <think> or 7")
     (' 7', 'so 6 ')
     """
-    for opening, closing in _REASONING:
+    for opening, closing in REASONING:
         text = text.rpartition(closing)[2].partition(opening)[0]
     return text
 
