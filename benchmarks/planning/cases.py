@@ -55,6 +55,7 @@ class Case:
     resident: bool = False
     """Whether anonymous resident memory is measured, too."""
     precision: str = "float32"
+    attention: str = "sdpa"
 
     @property
     def full_name(self) -> str:
@@ -76,6 +77,11 @@ GRPO, PPO = {"name": "grpo", "kl_coef": 0.04}, {"name": "ppo", "kl_coef": 0.05}
 CASES = (
     Case(name="SFT", shape="0.3M", algorithm=SFT, settings=_train(32, 1024)),
     Case(name="GRPO", shape="0.3M", algorithm=GRPO, settings=_train(4, 1024)),
+    Case(name="GRPO, long answers", shape="0.3M", algorithm=GRPO, completion=850, settings=_train(4, 1024)),
+    Case(
+        name="GRPO, eager attention", shape="0.3M", algorithm=GRPO, prompt=300, completion=100,
+        settings=_train(4, 2048), attention="eager",
+    ),
     Case(name="PPO, separate critic", shape="0.3M", algorithm=PPO, settings=_train(16, 512)),
     Case(
         name="PPO, shared critic, checkpointing", shape="0.3M", algorithm=PPO,
@@ -120,8 +126,9 @@ def config_of(case: Case, folder: Path) -> dict[str, Any]:
     """The configuration of the run, with its inputs in `folder`."""
     settings = {key: dict(value) for key, value in case.settings.items()}
     train = settings.pop("train") | {"steps": 2, "learning_rate": 1e-4}
+    computing = {"device": "cpu", "precision": case.precision, "attention": case.attention}
     config: dict[str, Any] = {
-        "model": {"path": str(folder / "model"), "device": "cpu", "precision": case.precision},
+        "model": {"path": str(folder / "model"), **computing},
         "algorithm": case.algorithm,
         "data": {"train": str(folder / "rows.jsonl"), "chat": False},
         "train": train,

@@ -23,6 +23,7 @@ from tests.engines.policies import (
     trainer_logprobs,
 )
 from torch import Tensor, nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from transformers import AutoModelForCausalLM, GraniteConfig, HeliumConfig, SmolLM3Config
 
 from posttrain.cpu import group_rows, joint_linear, onednn, plain_decoder
@@ -160,6 +161,27 @@ def test_groups_and_the_models_own_forward_pass_sample_the_same(name, packed):
         assert [c.ids for c in ours] == [c.ids for c in theirs]
         for a, b in zip(ours, theirs, strict=True):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
+
+
+@pytest.mark.parametrize("lengths", [(12, 1, 7), (30, 2)])
+def test_keys_and_values_of_a_layer_are_freed_before_the_next_layer_grows(lengths, monkeypatch):
+    """Views of the old ones once kept all layers twice in memory while they grew."""
+    olds: list[StorageWeakRef] = []
+    most, grown = [0], SlotBlocks._grown
+
+    def watched(blocks: SlotBlocks, block: Tensor, *given: Any) -> Tensor:
+        olds.append(StorageWeakRef(block.untyped_storage()))
+        most.append(sum(not old.expired() for old in olds))
+        return grown(blocks, block, *given)
+
+    monkeypatch.setattr(SlotBlocks, "_grown", watched)
+    sampler = sampler_of(tiny_model("llama"), compute=computing(None))
+    sampler.eos_ids = frozenset((EOS, 5))
+    sampler.generate(
+        random_prompts(lengths), Settings(max_batch_rows=4, max_completion_length=60), group_size=3, seed=3
+    )
+    assert len(olds) >= 3 * 2 * 2, "the test needs several growths of two layers or more"
+    assert max(most) <= 2, "only one layer may be there twice"
 
 
 # ---------------------------------------------------------------- compiled kernels

@@ -59,16 +59,20 @@ class SlotBlocks:
         self.num_slots = 0
         self._layers: list[tuple[Tensor, Tensor] | None] = [None] * num_layers
 
+    def would_change(self, num_slots: int, num_columns: int) -> bool:
+        """Whether `use` with these numbers makes earlier results of `stored` invalid. Drop them before it does: memory
+        that they share is freed only then."""
+        return num_slots > self.num_slots or _in_blocks(num_columns) != self.num_columns
+
     def use(self, num_slots: int, num_columns: int, *, num_held: int) -> bool:
         """Provide `num_slots` slots and at least `num_columns` columns. Slots from `num_held` on hold nothing.
 
         Returns True if earlier results of `stored` are no longer valid. New memory has no spare slots, because late in
         a batch few rows are left.
         """
-        num_columns = -(-num_columns // GROUP_COLUMNS) * GROUP_COLUMNS
-        changed = num_columns != self.num_columns
+        changed = self.would_change(num_slots, num_columns)
+        num_columns = _in_blocks(num_columns)
         if num_slots > self.num_slots or num_columns > self.capacity:
-            changed = True
             if num_columns > self.capacity:
                 self.capacity = max(num_columns, int(self.capacity * SLOT_GROWTH))
             held = slice(0, min(num_held, self.num_slots)), slice(0, self.num_columns)
@@ -134,6 +138,10 @@ class SlotBlocks:
         held = (slots, slice(None), *([slice(None)] * (axis - 2)), columns)
         grown[held] = block[held]
         return grown
+
+
+def _in_blocks(num_columns: int) -> int:
+    return -(-num_columns // GROUP_COLUMNS) * GROUP_COLUMNS
 
 
 Stored = tuple[Tensor, Tensor]

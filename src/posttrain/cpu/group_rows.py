@@ -243,13 +243,16 @@ class GroupRows:
 
     def _make_room(self, fresh_lengths: Sequence[int]) -> None:
         """Allocate the slots and columns that this pass needs."""
-        held, rows, changed = len(self._lengths_P), len(self._prompt_n), False
+        held, rows = len(self._lengths_P), len(self._prompt_n)
+        needed: list[tuple[SlotBlocks, int, int, int]] = []
         if lengths := [*self._lengths_P, *fresh_lengths]:
-            changed |= self._prompts.use(len(lengths), max(lengths), num_held=held)
+            needed.append((self._prompts, len(lengths), max(lengths), held))
         if rows:
-            changed |= self._rows.use(self._computed(rows), max(self._ages) + 1, num_held=rows)
-        if changed:
-            self._in_flight = None
+            needed.append((self._rows, self._computed(rows), max(self._ages) + 1, rows))
+        if any(blocks.would_change(slots, columns) for blocks, slots, columns, _ in needed):
+            self._in_flight = None  # before blocks grow: it holds views of the old ones, which would stay in memory
+        for blocks, slots, columns, num_held in needed:
+            blocks.use(slots, columns, num_held=num_held)
 
 
 def filled_up(num_rows: int) -> int:

@@ -163,12 +163,16 @@ class Pass:
     @property
     def forward_moment(self) -> int:
         """Peak bytes of a forward pass without gradient: the larger of MLP and attention, and four hidden states (the
-        embedded tokens, the inputs of the layer and of its part, and the norm)."""
+        embedded tokens, the inputs of the layer and of its part, and the norm). Eager attention keeps the scores of one
+        grid at a time."""
         a, tokens = self.architecture, self.layout.tokens
         rotary = 0 if a.learned_positions else 2 * a.key_width * WIDE
         in_mlp = tokens * self.narrow * 3 * self.widest_mlp  # act(gate), up and their product
         wide = WIDE * (1 if self.narrow == WIDE else 2)  # scores, and their softmax if it is narrower
         in_attention = self.attention_saved + self.eager_scores + wide * self.slab
+        if not self.fused:
+            largest = max((grid.rows * grid.queries * grid.keys for grid in self.layout.grids), default=0)
+            in_attention -= (self.narrow + WIDE) * (self.layout.scores - largest) * a.heads
         return tokens * (WIDE * 4 * a.hidden + rotary + 8) + max(in_mlp, in_attention)
 
     @property

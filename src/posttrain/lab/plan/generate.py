@@ -60,7 +60,8 @@ def is_plain(architecture: Architecture) -> bool:
 
 
 def has_plain_decoder(workload: Workload) -> bool:
-    return workload.device == "cpu" and is_plain(workload.architecture)
+    """Do rows of a plain decoder sample? Not with eager attention, which calls functions of the model's own file."""
+    return workload.device == "cpu" and workload.attention == "sdpa" and is_plain(workload.architecture)
 
 
 def keys_and_values(workload: Workload) -> int:
@@ -74,6 +75,14 @@ def keys_and_values(workload: Workload) -> int:
         held = workload.rows > rows  # the prompt for the waiting rows of its group
         places = (rows + held) * columns(prompt, prompt + answer)
     return a.layers * places * a.kv_width * BYTES[workload.precision]
+
+
+def repeated_keys(workload: Workload) -> int:
+    """Return the bytes of keys and values that eager attention repeats, in one layer, for all heads of queries."""
+    a = workload.architecture
+    if workload.attention != "eager" or a.heads == a.kv_heads:
+        return 0
+    return keys_and_values(workload) // a.layers * a.heads // a.kv_heads
 
 
 def joined_weights(workload: Workload) -> int:

@@ -17,7 +17,15 @@ from dataclasses import replace
 from math import ceil
 
 from posttrain.lab.plan.activations import Head, Pass
-from posttrain.lab.plan.generate import casts, choice, joined_weights, keys_and_values, prefill, prompt_cache
+from posttrain.lab.plan.generate import (
+    casts,
+    choice,
+    joined_weights,
+    keys_and_values,
+    prefill,
+    prompt_cache,
+    repeated_keys,
+)
 from posttrain.lab.plan.layout import Layout, lay_out, microbatches
 from posttrain.lab.plan.mesh import engine_group, of_one_rank, samplers, shard_group
 from posttrain.lab.plan.records import BYTES, MemoryPlan, Moment, Part, Phase, PhaseName, Role, Workload, part, records
@@ -150,6 +158,9 @@ def _generate(workload: Workload) -> Iterator[Moment]:
     for drawn in first_and_last(workload):
         cache, logits = part("sampler", "keys and values", keys_and_values(drawn)), choice(drawn)
         yield Moment(name="choice of a token", parts=(*weights, cache, part("sampler", "logits", logits)))
+        if repeated := repeated_keys(drawn):
+            again = part("sampler", "temporaries", repeated)
+            yield Moment(name="attention of the rows", parts=(*weights, cache, again))
         prompts = part("sampler", "keys and values", prompt_cache(drawn))
         yield Moment(name="prompts", parts=(*weights, prompts, part("sampler", "temporaries", prefill(drawn))))
 
