@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "stopping"),
     (
         "begin",
         "cache",
@@ -30,7 +30,9 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "files",
         "heartbeat",
         "importing",
+        "owner",
         "plugins",
+        "shown",
         "sources",
         "wire",
     ),

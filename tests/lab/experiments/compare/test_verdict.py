@@ -188,8 +188,8 @@ def test_a_line_that_a_kill_cut_off_loses_nothing_else(tmp_path: Path):
     assert conclude(tmp_path).comparable
 
 
-def test_a_run_without_a_full_mark_is_judged_by_the_number_of_all_others(tmp_path: Path):
-    """The rewards are fractions. Alone, such a run reports a mean score, which is not a share of right answers."""
+def test_arms_of_which_one_earned_fractions_are_judged_by_the_score(tmp_path: Path):
+    """The other one, whose scores are all 0 or 1, would alone be judged by its share of right answers."""
     compared(tmp_path, {"partly": [0.0, 0.0, 0.0], "right": [0.30, 0.31, 0.29]}, before=0.0)
     score = {"mean": 0.6, "low": 0.55, "high": 0.65, "n": 100}
     for seed in range(3):
@@ -200,8 +200,8 @@ def test_a_run_without_a_full_mark_is_judged_by_the_number_of_all_others(tmp_pat
         answers = folder / "evaluations" / "trained.jsonl"
         answers.write_text(answers.read_text().replace('"score": 0.0', '"score": 0.6'))
     found = conclude(tmp_path)
-    assert found.analysis.measure == "accuracy"
-    assert found.verdict[0].startswith("right is better than partly by 30.0 points")
+    assert found.analysis.measure == "score"
+    assert found.verdict[0].startswith("partly is better than right by 0.3")
 
 
 def test_a_budget_of_tokens_that_is_passed_is_not_told_to_become_one(tmp_path: Path):
