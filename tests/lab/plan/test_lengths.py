@@ -62,7 +62,7 @@ def test_a_plan_counts_the_rows_that_there_are_and_says_so(tmp_path):
     assert "rows of up to 12 tokens (9 on average), as in all 2 rows of the data" in plan.render()
     elsewhere = make_plan(load_config(made, {"data.train": "no-such-file.jsonl"}).config)
     assert elsewhere.step.tokens > 10 * plan.step.tokens
-    assert elsewhere.step_seconds > plan.step_seconds
+    assert elsewhere.step_seconds >= plan.step_seconds
     assert "because the data or the tokenizer is not on this machine" in elsewhere.render()
 
 
