@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors",),
+    ("errors", "owner", "shown", "stopping"),
     (
         "begin",
         "cache",
