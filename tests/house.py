@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).parent.parent / "src" / "posttrain"
 FLOORS: tuple[tuple[str, ...], ...] = (
-    ("errors", "stopping"),
+    ("errors", "owner", "shown", "stopping"),
     (
         "begin",
         "cache",
@@ -30,9 +30,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
         "files",
         "heartbeat",
         "importing",
-        "owner",
         "plugins",
-        "shown",
         "sources",
         "wire",
     ),

@@ -17,6 +17,8 @@ class PosttrainError(Exception):
     """
 
     exit_code = 1
+    is_lasting = False
+    """True for an error of a resumed run that a second resume would meet again until somebody changes something."""
 
     def __init__(self, *, given: str, allowed: str = "", fix: str = "") -> None:
         self.given, self.allowed, self.fix = given, allowed, fix

@@ -17,10 +17,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.processes import Command
+from tests.tiny import tiny_model
 
 import posttrain as pt
 from posttrain.config import check, load_config
-from posttrain.errors import ConfigError, DoesNotFit
+from posttrain.errors import ConfigError, DoesNotFit, PosttrainError
 from posttrain.train import launch
 from posttrain.train.job import FinishedRun, _machines, refuse_neighbours_apart
 from posttrain.train.local_ranks import LocalRank, LocalRanks
@@ -278,6 +279,20 @@ def test_a_resumed_run_whose_matrices_are_divided_ends_with_the_bits_of_one_that
     pt.resume(tmp_path / "parts", steps=4)
     ours, theirs = weights(tmp_path / "whole", 4), weights(tmp_path / "parts", 4)
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.slow
+def test_a_job_is_not_resumed_beside_another_reference(tmp_path):
+    reference = tiny_model(tmp_path / "reference", seed=3)
+    model = tiny_model(tmp_path / "model")
+    how = {"model": str(model), "reference": str(reference), "algorithm": {"name": "grpo", "kl_coef": 0.1}}
+    settings = {**config(tmp_path / "run", 2, steps=1), **how}
+    pt.train(settings)
+    pt.resume(tmp_path / "run", steps=2)
+    pt.resume(tmp_path / "run", steps=3, devices=1)
+    tiny_model(reference, seed=5)
+    with pytest.raises(PosttrainError, match=r"reference\.path = .* holds another model than the run started with"):
+        pt.resume(tmp_path / "run", steps=4, devices=2)
 
 
 @pytest.mark.slow

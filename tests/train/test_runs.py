@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -11,7 +12,8 @@ from transformers import AutoModelForCausalLM
 
 import posttrain
 from posttrain.errors import CheckpointError, GuardStop, ModelError
-from posttrain.store.checkpoint import load_state
+from posttrain.store import run_store
+from posttrain.store.checkpoint import Checkpoints, load_state
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +170,83 @@ def test_a_run_is_not_resumed_on_another_model_than_it_was_started_with(folder, 
     config = run.folder / "config.yaml"
     config.write_text(config.read_text().replace(str(start), str(moved)))
     assert posttrain.resume(run.folder, steps=3).step == 3
+
+
+@pytest.mark.parametrize(
+    ("section", "settings"),
+    [
+        ("reference", {"algorithm": {"name": "grpo", "kl_coef": 0.1}}),
+        ("teacher", {"algorithm": "distillation", "rewards": []}),
+        pytest.param("reference", {"algorithm": "dpo", "rewards": [], "data.train": "pairs.jsonl"}, id="given answers"),
+    ],
+)
+def test_a_run_is_not_resumed_beside_another_reference_or_teacher(folder, tmp_path, section, settings):
+    beside = tiny_model(tmp_path / "beside", seed=3)
+    pairs = [{"prompt": word, "chosen": word[::-1], "rejected": word} for word in ("abc", "bcd", "cde", "def")]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    settings = {name: str(tmp_path / "pairs.jsonl") if name == "data.train" else it for name, it in settings.items()}
+    original = (beside / "model.safetensors").read_bytes()
+    run = train(folder, f"beside-{section}-{len(settings)}", **{section: str(beside)}, **settings)
+    tiny_model(beside, seed=5)
+    with pytest.raises(
+        ModelError, match=rf"^{section}\.path = .* holds another model than the run started with"
+    ) as error:
+        posttrain.resume(run.folder, steps=3)
+    assert error.value.__notes__ == [f"The run is in {run.folder}."], "to resume it again would not help"
+    start = json.loads((run.folder / "start.json").read_text())
+    assert start.keys() == {"sha256", section}
+    (beside / "model.safetensors").write_bytes(original)
+    assert posttrain.resume(run.folder, steps=3).step == 3
+
+
+def test_a_run_of_an_earlier_version_is_resumed_beside_any_reference_and_then_keeps_it(folder, tmp_path):
+    beside = tiny_model(tmp_path / "beside", seed=3)
+    run = train(folder, "beside-old", algorithm={"name": "grpo", "kl_coef": 0.1}, reference=str(beside))
+    start = json.loads((run.folder / "start.json").read_text())
+    del start["reference"]
+    (run.folder / "start.json").write_text(json.dumps(start))
+    (run.folder / ".start.json.sha256").unlink()
+    tiny_model(beside, seed=5)
+    assert posttrain.resume(run.folder, steps=3).step == 3
+    tiny_model(beside, seed=6)
+    with pytest.raises(ModelError, match=r"^reference\.path"):
+        posttrain.resume(run.folder, steps=4)
+
+
+@pytest.mark.parametrize(
+    ("kept", "told"),
+    [
+        ({1, 2, 3, 4}, ""),
+        ({1, 4}, "lacks 2 of the 4 steps before this checkpoint, between 2 and 3: "),
+        ({3, 4}, "lacks 2 of the 4 steps before this checkpoint, between 1 and 2: "),
+        ({1, 2, 3}, "lacks 1 of the 4 steps before this checkpoint, between 4 and 4: "),
+        (set(), "lacks 4 of the 4 steps before this checkpoint, between 1 and 4: "),
+    ],
+)
+def test_rows_that_a_power_failure_lost_are_missed_when_the_run_is_resumed(folder, tmp_path, four_steps, kept, told):
+    copy = tmp_path / "run"
+    shutil.copytree(four_steps, copy)
+    rows = (copy / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (copy / "metrics.jsonl").write_text("".join(row for row in rows if json.loads(row)["step"] in kept))
+    posttrain.resume(copy, steps=5)
+    events = [json.loads(line) for line in (copy / "events.jsonl").open()]
+    warnings = [event["message"] for event in events if event["kind"] == "warning" and event.get("about") == "metrics"]
+    assert len(warnings) == bool(told)
+    assert all(told in warning for warning in warnings)
+
+
+@pytest.fixture(scope="module")
+def four_steps(folder):
+    return train(folder, "four-steps", **{"train.steps": 4}).folder
+
+
+def test_rows_and_events_are_on_disk_before_the_checkpoint_that_needs_them(folder, monkeypatch):
+    order = []
+    save = Checkpoints.save
+    monkeypatch.setattr(Checkpoints, "save", lambda self, *a, **k: (order.append("checkpoint"), save(self, *a, **k))[1])
+    monkeypatch.setattr(run_store, "sync", lambda path: path.exists() and order.append(path.name))
+    train(folder, "settled", **{"train.steps": 1})
+    assert order == ["events.jsonl", "checkpoint", "metrics.jsonl", "events.jsonl", "checkpoint"]
 
 
 def test_a_run_of_which_all_comes_from_the_checkpoint_asks_for_no_more_of_its_start(folder, tmp_path):

@@ -102,6 +102,7 @@ def test_rows_in_another_order_are_another_run(tmp_path, model, algorithm):
         "Restore",
     ):
         assert text in str(error.value)
+    assert error.value.__notes__ == [f"The run is in {folder}."], "to resume it again would not help"
     assert "held-out data:" not in str(error.value)
     assert sorted(folder.glob("checkpoints/*")) == checkpoints
     write(tmp_path / "train.jsonl", algorithm, [row(n) for n in range(16)])

@@ -98,7 +98,8 @@ class FrozenModelConfig(ByPath):
     """A frozen model in addition to the trained one."""
 
     path: PathText = Field(examples=["Qwen/Qwen3-4B"])
-    """A Hugging Face folder or name, or `tiny:TASK`. It must have the same tokenizer as `model`."""
+    """A Hugging Face folder or name, or `tiny:TASK`. It must have the same tokenizer as `model`, and when a run is
+    resumed the same weights as before."""
     revision: Text | None = None
     """Branch, tag or commit on the Hub. null is its main branch."""
     trust_remote_code: bool = False

@@ -82,3 +82,21 @@ def _public(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(name): _public(one) for name, one in value.items() if not str(name).startswith("_")}
     return [_public(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+NUMBERS = 256
+"""Hashed numbers per weight, evenly spread. Training changes nearly all numbers, and hashing all takes minutes."""
+
+
+@torch.no_grad()
+def start_key(model: nn.Module) -> str:
+    """Hash of a model whose weights have not changed since they were read; with adapters, the hash of the base."""
+    digest = hashlib.sha256()
+    for name in sorted(state := without_adapters(model).state_dict(keep_vars=True)):
+        if "lora_" in name:
+            continue
+        tensor = whole(state[name])
+        digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
+        some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // NUMBERS)].cpu().contiguous()
+        digest.update(some.view(torch.uint8).numpy().data)
+    return digest.hexdigest()

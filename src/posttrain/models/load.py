@@ -9,7 +9,7 @@ cannot fall into the trap either.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,6 +103,9 @@ class LoadedModel:
     """How products run. A loaded model computes the plain way; a run chooses, see `choose_compute`."""
     notes: tuple[str, ...] = ()
     """Decisions that were made for the user, each worth a line in the log."""
+    beside: dict[str, Callable[[], str]] = field(default_factory=dict)
+    """For each frozen model that was loaded beside it, by its section of the config: the function that gives its hash
+    (`start_key`). The first rank may call it between operations, because a sharded model is gathered for it."""
 
     @staticmethod
     def of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:

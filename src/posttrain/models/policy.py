@@ -17,11 +17,12 @@ from transformers.pytorch_utils import Conv1D
 
 from posttrain.errors import ConfigError
 from posttrain.models.adapters import Model, apply_lora
-from posttrain.models.compute import Compute
+from posttrain.models.compute import Compute, dtype_name
 from posttrain.models.critic import Critic
 from posttrain.models.entering import computes_on, is_sharded
 from posttrain.models.forward import token_logprobs
 from posttrain.models.forward_path import shares_prefixes, without_adapters
+from posttrain.models.identity import start_key
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
@@ -174,9 +175,13 @@ def load_frozen(
             frozen = load_model(path, device=student.device, in_parts=layout is not None)
         check_same_tokens(section, entry.path, student, frozen)
         check_context(section, config, student, frozen)
+        if layout is None:
+            key = start_key(frozen.model)
+            student.beside[section] = lambda: key
         model = hold_in(frozen.model.requires_grad_(False), forward.compute_dtype)
         if layout is not None:
             shard(section, model, layout, forward.compute_dtype)
+            student.beside[section] = lambda: f"{dtype_name(forward.compute_dtype)} {start_key(model)}"
     return forward.under(model)
 
 

@@ -55,6 +55,7 @@ from posttrain.files import (
     read_inside,
     read_sealed_json,
     require_plain,
+    sync,
     write_atomically,
     write_durably,
     write_sealed,
@@ -187,6 +188,13 @@ class RunStore:
         """Append an event to events.jsonl, with the time (UTC) and the details."""
         at = {} if step is None else {"step": step}
         self._append("events.jsonl", {"time": _now(), **at, "kind": kind, "message": message, **details})
+
+    def settle(self) -> None:
+        """Make the rows and events so far survive a power failure. A checkpoint needs them and is synced itself."""
+        with _explained(self.folder):
+            for name in ("metrics.jsonl", "events.jsonl"):
+                with suppress(FileNotFoundError):
+                    sync(self.folder / name)
 
     def samples(self, text: str) -> Path:
         """Write samples.txt."""

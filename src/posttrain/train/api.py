@@ -460,7 +460,7 @@ def how_to_go_on(store: RunStore, error: BaseException) -> str:
     folder = store.folder
     if not store.has_begun:
         return f"Nothing was trained. {folder}/error.json has the details; you can use the folder again."
-    if isinstance(error, CheckpointError | StorageError):  # these errors say what to do
+    if isinstance(error, CheckpointError | StorageError) or getattr(error, "is_lasting", False):  # they say what to do
         return f"The run is in {folder}."
     change = ", in which they can be changed" if isinstance(error, GuardStop) else ""
     url = store.carrier.url

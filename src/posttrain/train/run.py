@@ -230,6 +230,7 @@ class Run:
             else:
                 save_state(folder / "state", trainer.tensors(self.step), plain)
 
+        self.store.settle()
         self.checkpoints.pinned = self.watch.needs(self.checkpoints) | self.store.carrier.needs()
         size = size_of(trainer.tensors(self.step), trainer.weights())
         try:
@@ -253,6 +254,12 @@ class Run:
         self.feed.load_state(plain.get("feed", {}))
         self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
         self.store.truncate_after(self.step)
+        if missing := sorted(set(range(1, self.step + 1)) - {record.get("step") for record in self.metrics}):
+            self.warn(
+                "metrics",
+                f"metrics.jsonl lacks {len(missing)} of the {self.step} steps before this checkpoint, between "
+                f"{missing[0]} and {missing[-1]}: plots, sums and limits of seconds leave them out",
+            )
         self.seconds = math.fsum(record.get("time/step", 0.0) for record in self.metrics)
         self.evaluation, fault = self.store.read_evaluation()
         if fault:

@@ -63,13 +63,15 @@ def require_same(before: Facts, feed: Feed, measure: Measure, data: DataConfig, 
     known = [what for what in (TRAIN, HELDOUT) if isinstance(before.get(what), dict)]
     different = [f"{what}: {_difference(before[what], now[what])}" for what in known if before[what] != now[what]]
     if different:
-        raise DataError(
+        error = DataError(
             given=f"the data differs from the data that the run was started with ({_places(data)}): "
             + "; ".join(different),
             allowed="the same rows in the same order, read by the same tokenizer and template",
             fix=f"Restore the data and the settings in {folder}/config.yaml. Or start a new run on the new data, "
             "with the model folder of the newest checkpoint as model.path.",
         )
+        error.is_lasting = True
+        raise error
 
 
 def facts_of(feed: Feed, measure: Measure, like: Facts | None = None) -> Facts:

@@ -5,20 +5,20 @@ path has a different model by then (trained again, or a new revision on the Hub)
 The same adapters on a different base are a different model. So start.json in the run's folder keeps a hash of the first
 model:
 
-    {"sha256": ...}     hash of the names and shapes of all weights, and of some numbers of each
+    {"sha256": ...,     hash of the names and shapes of all weights, and of some numbers of each
+     "reference": ...,  the same of the model of the section `reference`, if there is one
+     "teacher": ...}
+
+A reference and a teacher are read again, too. If they are sharded over ranks, their weights are known only in the
+precision of the computation; the name of the precision comes first then, and only hashes of the same kind are compared.
 """
 
 from __future__ import annotations
 
-import hashlib
 from typing import TYPE_CHECKING
 
-import torch
-from torch import nn
-
 from posttrain.errors import ModelError
-from posttrain.models.entering import whole
-from posttrain.models.forward_path import without_adapters
+from posttrain.models.identity import start_key
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
@@ -26,31 +26,58 @@ if TYPE_CHECKING:
     from posttrain.train.run import Run
 
 FILE = "start.json"
-NUMBERS = 256
-"""Hashed numbers per weight, evenly spread. Training changes nearly all numbers, and hashing all takes minutes."""
+MODEL = "sha256"
+"""The entry of model.path. Models beside it are entered by the name of their section: reference, teacher."""
 
 
 def put_on_file(run: Run) -> None:
     """Write start.json at the start of a run, before anything is trained."""
-    run.store.record(FILE, {"sha256": start_key(run.trainer.loaded.model)})
+    run.store.record(FILE, keys_of(run))
+
+
+def keys_of(run: Run) -> dict[str, str]:
+    """The hash of the first model, and of each frozen model that the config names beside it."""
+    loaded = run.trainer.loaded
+    named = {section: key() for section, key in loaded.beside.items() if getattr(run.config, section, None)}
+    return {MODEL: start_key(loaded.model), **named}
 
 
 def check_same(run: Run) -> None:
     """Raise ModelError if another model would change later steps. Called before a checkpoint is restored.
 
-    A run of an earlier version gets its start.json now."""
+    What a run of an earlier version has left out of its start.json is added now."""
     before = run.store.read_record(FILE)
     if before is None:
         put_on_file(run)
         return
+    now = keys_of(run)
     role = role_of_start(run.config, run.trainer.algorithm)
-    if role and before.get("sha256") != start_key(run.trainer.loaded.model):
-        raise ModelError(
-            given=f"model.path = {run.config.model.path!r} holds another model than the run started with, {role}",
-            allowed="the same weights, in any folder",
-            fix=f"Restore that model, or write its new path into {run.folder}/config.yaml. Or start a new run "
-            "with the model folder of the newest checkpoint as model.path.",
-        )
+    if role and before.get(MODEL) != now[MODEL]:
+        raise _other("model", run, f", {role}")
+    for section in now.keys() - {MODEL}:
+        if _differ(before.get(section), now[section]):
+            raise _other(section, run)
+    if now.keys() - before.keys():
+        run.store.record(FILE, {**now, **before})
+
+
+def _differ(before: object, now: str) -> bool:
+    """Are these hashes of different models? Unknown, so false, if one is missing or they are of different kinds."""
+    if not isinstance(before, str) or len(before.split()) != len(now.split()):
+        return False
+    return before.split()[:-1] == now.split()[:-1] and before != now
+
+
+def _other(section: str, run: Run, role: str = "") -> ModelError:
+    error = ModelError(
+        given=f"{section}.path = {getattr(run.config, section).path!r} holds another model than the run started with"
+        f"{role}",
+        allowed="the same weights, in any folder",
+        fix=f"Restore that model, or write its new path into {run.folder}/config.yaml. Or start a new run "
+        "with the model folder of the newest checkpoint as model.path.",
+    )
+    error.is_lasting = True
+    return error
 
 
 def role_of_start(config: RunConfig, algorithm: Algorithm) -> str:
@@ -58,17 +85,3 @@ def role_of_start(config: RunConfig, algorithm: Algorithm) -> str:
     if config.lora is not None:
         return "which is the base of its adapters"
     return "which is its reference" if "reference" in algorithm.needs and config.reference is None else ""
-
-
-@torch.no_grad()
-def start_key(model: nn.Module) -> str:
-    """Hash of a model whose weights have not changed since they were read; with adapters, the hash of the base."""
-    digest = hashlib.sha256()
-    for name in sorted(state := without_adapters(model).state_dict(keep_vars=True)):
-        if "lora_" in name:
-            continue
-        tensor = whole(state[name])
-        digest.update(f"{name.replace('.base_layer', '')} {tensor.dtype} {list(tensor.shape)}".encode())
-        some = tensor.detach().reshape(-1)[:: max(1, tensor.numel() // NUMBERS)].cpu().contiguous()
-        digest.update(some.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
