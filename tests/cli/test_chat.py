@@ -74,11 +74,26 @@ def test_an_answer_is_no_longer_than_what_the_context_leaves(plain):
     assert len(ChatSession(plain, max_completion_length=256).ask("a" * 60)) <= 4
 
 
-def test_a_conversation_that_fills_the_context_is_an_error(plain):
+def test_a_conversation_that_fills_the_context_is_an_error(with_template):
+    session = ChatSession(with_template, max_completion_length=1)
+    session.ask("a" * 20)
     with pytest.raises(
-        DataError, match=r"has 64 tokens; allowed: fewer than the model's context of 64.\n  Start a new"
+        DataError, match=r"conversation has \d+ tokens; allowed: fewer than the model's context of 64.\n  Start a new"
     ):
-        ChatSession(plain).ask("a" * 64)
+        session.ask("a" * 40)
+    session.ask("a")
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_a_text_without_earlier_turns_that_fills_the_context_is_to_be_shortened(plain, with_template, chat):
+    session = ChatSession(with_template if chat else plain, max_completion_length=1)
+    for _ in range(1 if chat else 2):  # without a template, the second text does not follow the first
+        with pytest.raises(
+            DataError, match=r"the message has \d+ tokens; .* the model's context of 64.\n  Shorten it\.$"
+        ):
+            session.ask("a" * 64)
+        if not chat:
+            session.ask("a")
 
 
 def test_a_run_folder_answers_with_its_newest_checkpoint(place):
@@ -109,6 +124,35 @@ def test_lines_from_standard_input_are_asked_one_by_one(posttrain, monkeypatch):
     assert exit_code == 0
     assert [turn["message"] for turn in found["turns"]] == ["ab", "cd"]
     assert all(isinstance(turn["reply"], str) for turn in found["turns"])
+
+
+TOO_LONG = b"a" * 64
+
+
+@pytest.mark.parametrize("bad", [TOO_LONG, b"abc\xff", b"ab\xc3", b"\xe2\x82 ab"])
+@pytest.mark.parametrize("decoding", ["strict", "surrogateescape"])
+@pytest.mark.parametrize("place_of_bad", [0, 1, 2])
+def test_a_line_that_cannot_be_answered_does_not_end_the_chat(posttrain, monkeypatch, bad, decoding, place_of_bad):
+    lines = [b"ab", b"cd\r"]
+    lines.insert(place_of_bad, bad)
+    for flags in ([], ["--json"]):
+        sent = io.TextIOWrapper(io.BytesIO(b"\n\n".join(lines)), encoding="utf-8", errors=decoding)
+        monkeypatch.setattr("sys.stdin", sent)
+        exit_code, out, err = posttrain("chat", "model", "--max-completion-length", "2", *flags)
+        assert exit_code == 2
+        assert err.count("DataError: ") == 1
+        assert "Traceback" not in err
+    turns = json.loads(out)["turns"]
+    assert [turn["message"] for turn in turns if "reply" in turn] == ["ab", "cd"]
+    assert [place for place, turn in enumerate(turns) if "DataError" in turn.get("error", "")] == [place_of_bad]
+
+
+def test_a_message_that_is_too_long_ends_with_its_error(posttrain):
+    exit_code, out, err = posttrain("chat", "model", "-m", TOO_LONG.decode())
+    assert (exit_code, out) == (2, "")
+    assert err.startswith("DataError: the message has 64 tokens")
+    exit_code, found = posttrain.json("chat", "model", "-m", "ab\n", "--max-completion-length", "1")
+    assert (exit_code, found["turns"][0]["message"]) == (0, "ab\n"), "a message is sent as it is given"
 
 
 NOT_UTF_8 = (b"abc\xff", b"\xff", b"ab\xc3", b"\xe2\x82 ab", b"\xed\xa0\x80", b"a\x80b", b"caf\xe9")

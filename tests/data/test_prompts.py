@@ -224,6 +224,13 @@ def test_every_prompt_knows_the_columns_that_any_has(renderer):
     assert {prompt.columns_of_data for part in parts for prompt in part.prompts} == {("id", "tag", "more")}
 
 
+@pytest.mark.parametrize(("asked", "told"), [("aabb", True), ("aaaabbbb", True), ("abcdefga", False), ("abcd", False)])
+def test_held_out_prompts_that_repeat_are_told(renderer, asked, told):
+    train, heldout = (render(rows_of(*({"prompt": text} for text in texts)), renderer) for texts in ("xy", asked))
+    notes = prompt_notes(train, heldout, None)
+    assert any(f"{len(asked)} held-out rows have only 2 different prompts" in note for note in notes) == told
+
+
 def test_prompts_that_keep_their_own_system_turn_are_counted(chat_tokenizer):
     renderer = Renderer(tokenizer=chat_tokenizer, chat=True, system_prompt="Be kind.")
     own = [{"role": "system", "content": "Be brief."}, *HELLO]

@@ -128,6 +128,12 @@ def test_a_run_folder_is_evaluated_as_the_run_measured_itself(folder, data, tmp_
     assert found.prompts == 3
     assert evaluate(run.folder, data, k=0).prompts == 6, "other data, with the run's rewards"
     assert posttrain.evaluate(run).to_json() == found.to_json(), "a run object stands for its folder"
+    halved = evaluate(run.folder, confidence=0.5).to_json()
+    for side, measured in ((halved, found.to_json()), (halved["baseline"], found.to_json()["baseline"])):
+        assert (side["confidence"], measured["confidence"]) == (0.5, 0.95), "one table has one confidence level"
+        narrow, wide = side["greedy"]["score"], measured["greedy"]["score"]
+        assert wide["low"] <= narrow["low"] <= narrow["high"] <= wide["high"]
+        assert narrow["high"] - narrow["low"] < wide["high"] - wide["low"]
 
 
 def test_a_reward_that_fails_is_unscored_and_past_the_limit_an_error(folder, data):

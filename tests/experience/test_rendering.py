@@ -80,3 +80,30 @@ def test_held_out_rows_with_a_trained_prompt_are_counted(made):
     (note,) = data_notes(train, made("2+xy", "3+xy"))
     assert "word for word" in note
     assert len(data_notes(train, made("2+xy", "1+uv"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("texts", "distinct"),
+    [
+        (["1+xy", "1+zy", "2+xy", "2+zy"], 2),
+        (["1+xy", "1+zy", "1+vw"], 1),
+        ([f"{number}+xy" for number in "12345671"], None),
+        ([f"{number}+xy" for number in "1234512"], 5),
+        (["1+xy", "2+xy"], None),
+        (["1+xy"], None),
+    ],
+)
+@pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels])
+def test_held_out_rows_that_repeat_prompts_are_told_with_the_number_of_different_ones(made, texts, distinct):
+    expected = [] if distinct is None else [f"the {len(texts)} held-out rows have only {distinct} different prompts: "]
+    notes = data_notes(made("8+xy", "9+xy"), made(*texts))
+    assert [note[: note.index(":") + 2] for note in notes] == expected
+
+
+def test_pairs_that_are_trained_one_by_one_repeat_no_prompt():
+    rows = asked_pairs("1+xy", "2+xy").rows
+    assert data_notes(asked_examples("8+xy"), LabelledSet(rows=Unpaired(rows), pairs=rows)) == []
+
+
+def test_rows_without_a_prompt_repeat_none():
+    assert data_notes(examples("ab"), examples("cd", "ef", "gh")) == []

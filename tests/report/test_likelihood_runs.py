@@ -221,9 +221,53 @@ def test_chosen_answers_that_became_less_likely_are_a_warning_with_its_cures():
     fell = {"logps_chosen": interval(-11.0, 1.0), "logps_rejected": interval(-25.0, 1.0)}
     (note,) = [n for n in observations(pair_run(0.5, 0.7, interval(0.2, 0.05), **fell)) if "less likely" in n.title]
     assert (note.level, note.title) == ("warn", "The chosen answers became less likely")
-    assert "−11 nats (interval −12 to −10) per answer, the rejected ones by −25 nats" in note.text
+    assert "by 11 nats (interval 10 to 12) per answer; the rejected ones became less likely by 25 nats" in note.text
+    assert "by lowering both" in note.text
     assert "dpop" in note.text
     assert "rpo" in note.text
+
+
+REASONS = ("by lowering both", "The loss asks for the opposite", "answers that are not in the data")
+
+
+@pytest.mark.parametrize(
+    ("other", "moved", "reason"),
+    [
+        (interval(-25.0, 1.0), "became less likely by 25 nats (interval 24 to 26)", 0),
+        (interval(-11.1, 1.0), "became less likely by 11.1 nats (interval 10.1 to 12.1)", 0),
+        (interval(-3.0, 1.0), "became less likely by 3 nats (interval 2 to 4)", 2),
+        (interval(9.0, 1.0), "became likelier by 9 nats (interval 8 to 10)", 1),
+        (interval(0.5, 0.4), "became likelier by 0.5 nats (interval 0.1 to 0.9)", 1),
+        (interval(0.5, 0.6), "show no certain change (+0.5 nats)", 2),
+        (interval(-30.0, 31.0), "show no certain change (−30 nats)", 2),
+        ({"mean": -30.0, "low": None, "high": None, "n": 1}, "show no certain change (−30 nats)", 2),
+        (None, None, 2),
+    ],
+)
+@pytest.mark.parametrize(("better", "worse"), [("chosen", "rejected"), ("desirable", "undesirable")])
+def test_the_reason_depends_on_where_the_other_answers_went(better, worse, other, moved, reason):
+    fell = {f"logps_{better}": interval(-11.0, 1.0), f"logps_{worse}": other}
+    (note,) = [n for n in observations(pair_run(0.5, 0.7, interval(0.2, 0.05), **fell)) if "less likely" in n.title]
+    assert note.title == f"The {better} answers became less likely"
+    assert moved is None or f"the {worse} ones {moved}" in note.text
+    pairs = better == "chosen"
+    expected = REASONS[reason if pairs or reason else 2]  # labelled answers have no difference to widen
+    assert [said for said in REASONS if said in note.text] == [expected]
+    if reason == 1:
+        assert ("columns swapped" in note.text, "labels swapped" in note.text) == (pairs, not pairs)
+    assert pairs or not any(word in note.text for word in ("dpop", "rpo", "chosen", "pair"))
+
+
+@pytest.mark.parametrize(("slope", "reason"), [(-2.0, 0), (-1.0, 2), (-0.5, 2), (0.0, 2), (1.0, 1)])
+def test_the_steps_of_a_run_tell_the_reason_too(slope, reason):
+    run = pair_run(0.5, 0.7, interval(0.2, 0.05))
+    moved = [
+        {**row, "logps/chosen": -40.0 - row["step"], "logps/rejected": -45.0 + slope * row["step"]}
+        for row in run.metrics
+    ]
+    found = observations(replace(run, metrics=moved, evaluation={}))
+    (note,) = [n for n in found if "less likely" in n.title]
+    assert [said for said in REASONS if said in note.text] == [REASONS[reason]]
 
 
 def test_without_held_out_data_the_steps_tell_of_displacement():
@@ -285,6 +329,31 @@ def test_only_an_algorithm_that_compares_answers_is_told_about_groups(compares: 
     assert ("signal" in stream.getvalue()) == compares
 
 
+@pytest.mark.parametrize(
+    ("reward", "scores", "guess"),
+    [
+        (0.1, (0.0, 1.0), "too hard"),
+        (0.9, (0.0, 1.0), "solved already"),
+        (0.5, (0.0, 1.0), "too similar"),
+        (0.1, None, "too hard"),
+        (-39.9, (-80.0, -2.0), None),
+        (-39.9, None, None),
+        (0.1, (-1.0, 1.0), None),
+        (0.9, (0.0, 10.0), None),
+        (55.0, None, None),
+    ],
+)
+def test_a_mean_reward_says_how_hard_prompts_are_only_between_0_and_1(reward, scores, guess):
+    rows = [{"step": step, "reward": reward, "frac_reward_zero_std": 0.9} for step in range(1, 21)]
+    event = {"kind": "start", "message": "", "compares_groups": True}
+    sides = {"baseline": {"score_range": list(scores)}, "trained": {"score_range": [0.0, 1.0]}} if scores else {}
+    run = RunRecord(folder=Path("run"), status="finished", metrics=rows, events=[event], evaluation=sides)
+    (note,) = [n for n in observations(run) if n.title == "Few groups had a signal"]
+    assert "More answers per prompt" in note.text
+    assert ("At a mean reward of" in note.text) == (guess is not None)
+    assert guess is None or guess in note.text
+
+
 # --- drawn and printed ------------------------------------------------------------------------------------------------
 
 
@@ -302,6 +371,12 @@ def test_a_step_on_pairs_shows_margin_order_and_likelihood(monkeypatch):
     TerminalView(stream).step({**pair_run(0.5, 0.7, interval(0.2, 0.05)).metrics[9], "time/step": 1.0}, 20)
     line = "step 10/20  loss 0.49  margin 1  in order 80%  logp chosen -39  grad 1  tokens 1,000  1.0 s  10.0 s left\n"
     assert stream.getvalue().replace("−", "-") == line
+
+
+def test_the_last_lines_name_labelled_answers_by_their_label():
+    stream = io.StringIO()
+    TerminalView(stream).finished({"evaluation": {"difference": {"logps_desirable": interval(-11.0, 1.0)}}})
+    assert "warning: held-out desirable answers became less likely: −11" in stream.getvalue()
 
 
 def test_the_last_lines_tell_the_difference_and_warn_of_displacement():

@@ -14,6 +14,7 @@ from posttrain.errors import ConfigError, DataError
 from posttrain.importing import uncollected
 
 if TYPE_CHECKING:
+    from posttrain.evaluate.chat import ChatSession
     from posttrain.evaluate.evaluation import Evaluation
     from posttrain.evaluate.given import GivenEvaluation
 
@@ -160,7 +161,8 @@ def chat(
 ) -> int:
     """Chat with a model. Each line of the terminal or of standard input is one message.
 
-    A model without a chat template continues the text.
+    A model without a chat template continues the text. A line that cannot be answered is reported on standard error;
+    the next lines are answered, and the exit code is 2.
 
     \b
     Examples:
@@ -182,31 +184,58 @@ def chat(
     )
     turns = []
     with session:
-        for text in _lines() if message is None else [message]:
-            reply = session.ask(text)
-            turns.append({"message": text, "reply": reply})
-            if not json:
-                typer.echo(reply)
+        for turn in _replies(session) if message is None else [{"message": message, "reply": session.ask(message)}]:
+            turns.append(turn)
+            if "error" in turn:
+                typer.echo(turn["error"], err=True)
+            elif not json:
+                typer.echo(turn["reply"])
     if json:
         answer({"model": session.model_path, "turns": turns}, "", as_json=True)
-    return 0
+    return DataError.exit_code if any("error" in turn for turn in turns) else 0
 
 
-def _lines() -> Iterator[str]:
-    """Yield the lines of the terminal or of standard input, except blank ones, until it ends."""
+def _replies(session: ChatSession) -> Iterator[dict[str, str]]:
+    """Ask each line of the terminal or of standard input that is not blank. Yields it with its reply or error."""
+    for line in _lines():
+        try:
+            text = _text(line)
+            if not text.strip():
+                continue
+            turn = {"message": text, "reply": session.ask(text)}
+        except DataError as error:
+            shown = line if isinstance(line, str) else line.decode("utf-8", "backslashreplace")
+            turn = {"message": shown.rstrip("\r\n"), "error": f"{type(error).__name__}: {error}"}
+        yield turn
+
+
+def _lines() -> Iterator[str | bytes]:
+    """Yield the lines of the terminal or of standard input until it ends. Standard input gives bytes, because a line
+    that cannot be decoded would otherwise take the next lines with it."""
+    if not sys.stdin.isatty():
+        yield from getattr(sys.stdin, "buffer", sys.stdin)
+        return
     while True:
         try:
-            line = input("you> ") if sys.stdin.isatty() else input()
+            yield input("you> ")
         except EOFError:
             return
-        except UnicodeDecodeError as error:  # in a locale other than C, Python decodes strictly
-            raise DataError(
-                given=f"a line of standard input that is not {error.encoding.upper()} ({error.reason})",
-                allowed="text in the encoding of the locale",
-                fix="Convert the text, for example with `iconv`.",
-            ) from error
-        if line.strip():
-            yield line
+        except UnicodeDecodeError as error:
+            yield error.object
+
+
+def _text(line: str | bytes) -> str:
+    """Return the text of a line. Raises DataError if it is not in the encoding of the locale."""
+    if isinstance(line, str):
+        return line.rstrip("\r\n")
+    try:
+        return line.decode(sys.stdin.encoding, sys.stdin.errors or "strict").rstrip("\r\n")
+    except UnicodeDecodeError as error:  # in a locale other than C, Python decodes strictly
+        raise DataError(
+            given=f"a line of standard input that is not {error.encoding.upper()} ({error.reason})",
+            allowed="text in the encoding of the locale",
+            fix="Convert the text, for example with `iconv`.",
+        ) from error
 
 
 # --- export ----------------------------------------------------------------------------------------------------------

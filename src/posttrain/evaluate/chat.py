@@ -122,10 +122,11 @@ class ChatSession:
             return self._sampling
         room = window - used
         if room < 1:
+            follows = self._renderer.chat and self.turns
             raise DataError(
-                given=f"the conversation has {used} tokens",
+                given=f"the {'conversation' if follows else 'message'} has {used} tokens",
                 allowed=f"fewer than the model's context of {window}{self._sampler.context_reason}",
-                fix="Start a new conversation.",
+                fix="Start a new conversation." if follows else "Shorten it.",
             )
         length = min(self._sampling.max_completion_length, room)
         return self._sampling.model_copy(update={"max_completion_length": length})

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
 
 
+REPEATED = 1.25
+"""Held-out rows per different prompt above which the run warns that intervals are too narrow."""
 CHECKED = 1_000
 """Number of streamed prompts whose gold answers are checked by the rewards before the run."""
 
@@ -80,6 +82,7 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
             f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
             "show what the model learned to do"
         )
+    notes += repeated_notes([prompt.text for prompt in heldout.prompts])
     if not heldout.prompts:
         notes.append(
             "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
@@ -126,6 +129,7 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
     if heldout is None:
         return notes
+    notes += repeated_notes([_prompt(row) for row in getattr(heldout, "pairs", None) or heldout.usable])
     rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
     if any(pairs is None for pairs in rows):  # else a row is a pair, even if its two answers are trained separately
         rows = [train.usable, heldout.usable]
@@ -145,6 +149,18 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
             "them may be memory; name rows with other prompts in data.eval, or leave it out to hold out whole prompts"
         )
     return notes
+
+
+def repeated_notes(prompts: Sequence[Hashable]) -> list[str]:
+    """Return a warning if many held-out rows repeat a prompt. Rows without a prompt repeat nothing."""
+    known = [prompt for prompt in prompts if prompt]
+    distinct = len(set(known)) + len(prompts) - len(known)
+    if len(prompts) <= REPEATED * distinct:
+        return []
+    return [
+        f"the {len(prompts)} held-out rows have only {distinct} different prompts: intervals treat the rows as "
+        "independent, and are too narrow; hold out more prompts"
+    ]
 
 
 def _overlap(part: Callable[[Any], Hashable], train: Sequence[Any], heldout: Sequence[Any]) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from posttrain.report.note import Note, fifths
 from posttrain.report.spans import Span, signed, span
@@ -14,44 +14,82 @@ ALL_IN_ORDER = 0.99
 GROWN = 1.5
 MEMORISED = 0.1
 """Gap between the training and the held-out share of pairs in order above which the note says memorising."""
+LESS = "A larger beta and a lower train.learning_rate reduce it."
 CURES = (
     "Losses that prevent this: dpop (a penalty for the fall), rpo and cpo (a likelihood term on the chosen "
-    "answers). A larger beta and a lower train.learning_rate reduce it."
+    f"answers). {LESS}"
 )
 
 
-def fallen(evaluation: Mapping[str, Any]) -> tuple[Span, Span | None] | None:
-    """Return the change in summed log-probability of chosen (or desirable) held-out answers, and of the others, if the
-    first fell; else None."""
+class Fallen(NamedTuple):
+    """The changes in summed log-probability of the answers that should become likelier, and of the others."""
+
+    better: str
+    """Name of the first: chosen or desirable."""
+    worse: str
+    change: Span
+    other: Span | None
+
+
+def fallen(evaluation: Mapping[str, Any]) -> Fallen | None:
+    """Return the changes on held-out data if the chosen (or desirable) answers became less likely; else None."""
     difference = mapping(evaluation.get("difference"))
     for better, worse in (("chosen", "rejected"), ("desirable", "undesirable")):
         changed = span(difference.get(f"logps_{better}"))
         if changed is not None and changed.high < 0:
-            return changed, span(difference.get(f"logps_{worse}"))
+            return Fallen(better, worse, changed, span(difference.get(f"logps_{worse}")))
     return None
 
 
 def displacement(run: RunRecord) -> Note | None:
     """Note if the chosen answers became less likely (likelihood displacement)."""
     found = fallen(run.evaluation)
-    if found is not None:
-        chosen, rejected = found
-        text = f"On held-out data by {_nats(chosen)} per answer"
-        text += f", the rejected ones by {_nats(rejected)}" if rejected is not None else ""
-    else:
-        points = run.series("logps/chosen")
-        if len(points) < 10 or mapping(run.evaluation.get("difference")).get("logps_chosen"):
-            return None
-        first, last = fifths(points)
-        if not last < first - 0.1 * abs(first):
-            return None
-        text = f"In training from {compact(first)} to {compact(last)} nats per answer"
-    return Note(
-        "warn",
-        "The chosen answers became less likely",
-        f"{text}. The loss only asks for a difference, and reached it by lowering both: the probability moved to "
-        f"answers that are in no pair. {CURES}",
-    )
+    if found is None:
+        return _displacement_in_training(run)
+    text, reason = f"On held-out data by {_nats(found.change)} per answer", _reason(found.better)
+    if (other := found.other) is not None:
+        text += f"; the {found.worse} ones {_moved(other)}"
+        both_fell = other.high < 0 and other.mean < found.change.mean
+        reason = _reason(found.better, others_rose=other.low > 0, by_lowering_both=both_fell)
+    return Note("warn", f"The {found.better} answers became less likely", f"{text}. {reason}")
+
+
+def _moved(other: Span) -> str:
+    """Say in which direction the other answers moved, and by how much."""
+    if other.low <= 0 <= other.high:
+        return f"show no certain change ({signed('logps', other.mean)} nats)"
+    return f"became {'likelier' if other.low > 0 else 'less likely'} by {_nats(other)}"
+
+
+def _reason(better: str, *, others_rose: bool = False, by_lowering_both: bool = False) -> str:
+    """Say what the loss did to the two kinds of answers. Only a pair has a difference that it can widen."""
+    pairs = better == "chosen"
+    if others_rose:
+        swapped = "columns" if pairs else "labels"
+        return f"The loss asks for the opposite: are the {swapped} swapped, or is train.learning_rate too high?"
+    if by_lowering_both and pairs:
+        return (
+            "The loss only asks for a difference, and reached it by lowering both: the probability moved to answers "
+            f"that are in no pair. {CURES}"
+        )
+    return f"The probability moved to answers that are not in the data. {CURES if pairs else LESS}"
+
+
+def _displacement_in_training(run: RunRecord) -> Note | None:
+    """Note if the chosen answers of the training steps became less likely, for a run without held-out data."""
+    chosen, rejected = run.series("logps/chosen"), run.series("logps/rejected")
+    if len(chosen) < 10 or mapping(run.evaluation.get("difference")).get("logps_chosen"):
+        return None
+    first, last = fifths(chosen)
+    if not last < first - 0.1 * abs(first):
+        return None
+    text, reason = f"In training from {compact(first)} to {compact(last)} nats per answer", _reason("chosen")
+    if len(rejected) >= 10:
+        before, after = fifths(rejected)
+        text += f", the rejected ones from {compact(before)} to {compact(after)}"
+        others_rose = after > before + 0.1 * abs(before)
+        reason = _reason("chosen", others_rose=others_rose, by_lowering_both=after - before < last - first)
+    return Note("warn", "The chosen answers became less likely", f"{text}. {reason}")
 
 
 def memorising(run: RunRecord) -> Note | None:
@@ -96,5 +134,6 @@ def overfitting(run: RunRecord) -> Note | None:
 
 
 def _nats(change: Span) -> str:
-    mean, low, high = (signed("logps", edge) for edge in change[:3])
-    return f"{mean} nats (interval {low} to {high})"
+    """Return the size of a change whose direction the text names."""
+    low, high = sorted(abs(edge) for edge in (change.low, change.high))
+    return f"{compact(abs(change.mean))} nats (interval {compact(low)} to {compact(high)})"

@@ -10,7 +10,7 @@ from posttrain.report.alarms import alarms_of
 from posttrain.report.likelihood_notes import displacement, memorising, overfitting
 from posttrain.report.note import Note, fifths
 from posttrain.report.side_by_side import staleness_note, waiting_note
-from posttrain.report.store import RunRecord, number
+from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import compact, percent
 from posttrain.report.verdict import verdict
 
@@ -70,19 +70,12 @@ def _signal(run: RunRecord) -> Note | None:
     dead = statistics.fmean(value for _, value in points)
     first, last = fifths(points)
     if dead > 0.7 and last > 0.7:
-        rewards = run.series("reward")
-        level = fifths(rewards)[1] if rewards else 0.5
-        reason = "its answers to a prompt are too similar"
-        if level < 0.3:
-            reason = "the prompts are too hard for this model"
-        elif level > 0.8:
-            reason = "most prompts are solved already"
         return Note(
             "warn",
             "Few groups had a signal",
             f"In {percent(dead)} of the groups all answers got the same reward; such a group changes no weight. "
-            f"At a mean reward of {compact(level)} the likely reason is that {reason}. More answers per prompt "
-            "(sampling.group_size), a higher sampling.temperature or other prompts help.",
+            f"{_likely_reason(run)}More answers per prompt (sampling.group_size), a higher sampling.temperature or "
+            "other prompts help.",
         )
     if last > first + 0.2 and last > 0.6:
         text = (
@@ -91,6 +84,22 @@ def _signal(run: RunRecord) -> Note | None:
         )
         return Note("info", "The signal is running out", text)
     return None
+
+
+def _likely_reason(run: RunRecord) -> str:
+    """Say why most groups have equal rewards. Only the level of a reward from 0 to 1 tells; else the text is empty."""
+    rewards = run.series("reward")
+    ranges = (mapping(run.evaluation.get(side)).get("score_range") for side in ("baseline", "trained"))
+    edges = [number(edge) for found in ranges if isinstance(found, list) for edge in found]
+    seen = [*(value for _, value in rewards), *(edge for edge in edges if edge is not None)]
+    if not rewards or min(seen) < 0 or max(seen) > 1 + 1e-6:
+        return ""
+    level, reason = fifths(rewards)[1], "its answers to a prompt are too similar"
+    if level < 0.3:
+        reason = "the prompts are too hard for this model"
+    elif level > 0.8:
+        reason = "most prompts are solved already"
+    return f"At a mean reward of {compact(level)} the likely reason is that {reason}. "
 
 
 def _truncation(run: RunRecord) -> Note | None:

@@ -177,7 +177,10 @@ class TerminalView:
             kind = "warning" if decided.get("change") == -1 else "verdict"
             self.event("alarm" if decided.get("alarms") else kind, str(decided["sentence"]))
         if (fell := fallen(mapping(summary.get("evaluation")))) is not None:
-            self.event("warning", f"held-out chosen answers became less likely: {show_change('logps', fell[0])} nats")
+            self.event(
+                "warning",
+                f"held-out {fell.better} answers became less likely: {show_change('logps', fell.change)} nats",
+            )
 
     def close(self) -> None:
         """Release the terminal. Can be called at any time and repeatedly."""
