@@ -74,6 +74,10 @@ class Episode:
     """How the environment failed in the last attempt: exception, timeout or crash. The completion is then unscored."""
     detail: str = ""
     """The error message of that failure."""
+    traceback: str = ""
+    """Where in the user's file it was raised."""
+    opening: tuple[Mapping[str, Any], ...] | None = None
+    """The messages with which the environment replaced the prompt of the row; None if it did not."""
     attempts: int = 1
     """Number of times that the episode was started."""
 
@@ -90,7 +94,7 @@ class Episode:
     @staticmethod
     def from_json(saved: Mapping[str, Any]) -> Episode:
         """Build an episode from the output of `dataclasses.asdict`, read back from JSON."""
-        lists = ("messages", "turn_rewards", "calls", "errors")
+        lists = {"messages", "turn_rewards", "calls", "errors", *(["opening"] if saved.get("opening") else [])}
         return Episode(**{**saved, **{name: tuple(saved.get(name, ())) for name in lists}})
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from itertools import chain
+from pathlib import Path
 
 import pytest
-from tests.episodes.talkers import episodes, play, prompts, tokenizer
+from tests.episodes.talkers import WORLDS, episodes, play, prompts, talker, tokenizer
 from tests.episodes.worlds import Answers, Keeper, Mixed
 
+import posttrain
 from posttrain.episodes.conduct import Conduct
 from posttrain.experience.metrics import turn_metrics
 
@@ -48,6 +51,20 @@ def test_functions_and_schemas_are_not_offered_together():
         conduct(Mixed)
 
 
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), None])
+def test_metrics_that_are_no_numbers_are_left_out(wrong):
+    """One of them would take the mean of the whole step."""
+
+    class Measured:
+        def step(self, message):
+            return None
+
+        def metrics(self):
+            return {"won": wrong, "moves": 2}
+
+    assert conduct(Measured).finish() == {"metrics": {"moves": 2.0}}
+
+
 @pytest.mark.parametrize("answer", [[], ()])
 def test_a_step_without_a_message_is_an_error(answer):
     """Only None ends a conversation. A turn after nothing has no place in it."""
@@ -75,3 +92,27 @@ def test_a_prompt_of_the_environments_own_stands_in_place_of_the_rows():
         assert completion.episode.metrics == {"seen": completion.episode.reward or 0.0}
     metrics = turn_metrics(found)
     assert "environment/metrics/seen" in metrics
+
+
+@pytest.mark.parametrize(("rewards", "warned"), [("posttrain.rewards.length.finished", True), ("environment", False)])
+def test_a_run_that_ignores_the_rewards_of_its_environment_warns(tmp_path: Path, rewards: str, warned: bool):
+    talker(tmp_path / "model")
+    rows = [{"prompt": letter, "secret": letter} for letter in "abcd"]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = posttrain.train(
+        {
+            "model": {"path": str(tmp_path / "model"), "device": "cpu"},
+            "algorithm": "grpo",
+            "data": {"train": str(tmp_path / "rows.jsonl"), "eval_fraction": 0},
+            "environment": f"{WORLDS}:Guess",
+            "rewards": [{"function": rewards} if "." in rewards else rewards],
+            "sampling": {"group_size": 2, "max_completion_length": 4, "max_turns": 2},
+            "train": {"steps": 1, "prompts_per_step": 2},
+            "checkpoint": {"every": 0},
+            "guards": {"max_truncated": 1.0},
+            "report": False,
+            "output": str(tmp_path / "run"),
+        }
+    )
+    said = "".join(path.read_text() for path in Path(run.folder).glob("*.jsonl"))
+    assert ("the run ignores it: environment is not among rewards" in said) is warned

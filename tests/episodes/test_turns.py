@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -106,6 +108,28 @@ def test_a_call_is_not_the_answer_of_a_trajectory_that_a_limit_ends(text: str, c
     assert world.done.truncated
     assert "42" not in world.done.text
     assert world.done.text == text.partition("<tool_call>")[0].strip()
+
+
+def test_the_traceback_of_an_environment_that_raised_is_kept():
+    world = Written()
+    trace = 'File "my_env.py", line 9, in step'
+    world.turns.answered(world.play, Reply(kind="exception", message="KeyError: 4", traceback=trace))
+    assert world.done is not None
+    assert world.done.episode is not None
+    assert (world.done.episode.detail, world.done.episode.traceback) == ("KeyError: 4", trace)
+
+
+def test_the_prompt_that_replaced_that_of_the_row_is_kept():
+    opening = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of France?"}]
+    for own in (None, opening):
+        world = Written(max_turns=1)
+        world.reply(messages=[], **({} if own is None else {"prompt": own}))
+        world.turn("Paris")
+        world.reply(done=True, reward=1.0)
+        assert world.done is not None
+        assert world.done.episode is not None
+        assert world.done.episode.opening == (None if own is None else tuple(own))
+        assert Completion.from_json(json.loads(json.dumps(asdict(world.done)))) == world.done
 
 
 def test_calls_of_a_turn_that_was_cut_are_not_counted():

@@ -14,6 +14,8 @@ from tests.tiny import tiny_model
 import posttrain
 from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.rewards import Reward, check_gold, enforce_limit, missing
+from posttrain.rewards.scores import ENVIRONMENT
+from posttrain.types import Episode
 
 ECHO = """
 import json
@@ -71,6 +73,52 @@ def test_text_that_was_wrapped_as_a_user_turn_stays_text(built):
     seen = []
     built(lambda prompt, completion: seen.append((prompt, completion)) or 1.0).score([wrapped], [[completion("ab")]])
     assert seen == [("a question", "ab")]
+
+
+OPENING = ({"role": "system", "content": "Be brief."}, {"role": "user", "content": "Capital of France?"})
+
+
+@pytest.mark.parametrize(
+    ("row", "opening", "wanted"),
+    [
+        (prompt(0, chat=True), OPENING, list(OPENING)),
+        (prompt(0, chat=True), OPENING[1:], list(OPENING[1:])),
+        (prompt(0, chat=True), None, [{"role": "user", "content": "a question"}]),
+        (replace(prompt(0, chat=True), plain="a question"), OPENING[1:], "Capital of France?"),
+        (replace(prompt(0, chat=True), plain="a question"), OPENING, "Be brief.\n\nCapital of France?"),
+        (replace(prompt(0, chat=True), plain="a question"), None, "a question"),
+    ],
+)
+def test_a_prompt_that_the_environment_replaced_is_the_one_that_rewards_see(built, row, opening, wanted):
+    episode = Episode(messages=(), turns=1, ended="done", opening=opening)
+    seen = []
+    rewards = built(lambda prompt: seen.append(prompt) or 1.0)
+    rewards.score([row], [[replace(completion("Paris"), episode=episode)]])
+    assert seen == [wanted]
+
+
+def test_a_failure_of_an_environment_has_its_traceback(built):
+    failed = Episode(messages=(), turns=1, ended="", failure="exception", detail="KeyError: 4", traceback="line 9")
+    rewards = built(lambda prompt: 1.0)
+    (failure,) = rewards.score([prompt(0)], [[replace(completion("x"), episode=failed)]]).failures
+    assert (failure.label, failure.message, failure.traceback) == (ENVIRONMENT, "KeyError: 4", "line 9")
+
+
+@pytest.mark.parametrize(
+    ("given", "reads"),
+    [
+        (["environment"], True),
+        (["agent"], True),
+        (["numeric", "environment"], True),
+        ([lambda completion, environment_reward: 1.0], True),
+        ([lambda completions, environment_token_rewards: [1.0]], True),
+        (["numeric"], False),
+        ([lambda completion: 1.0], False),
+    ],
+)
+def test_a_run_knows_whether_a_reward_reads_that_of_the_environment(built, given, reads):
+    rewards = built(*(Reward(name=one) if isinstance(one, str) else one for one in given))
+    assert rewards.reads_environment is reads
 
 
 def test_a_per_sample_function_gets_one_row(seen):

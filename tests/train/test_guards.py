@@ -14,8 +14,10 @@ import torch
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import StepData, name_completions, name_examples
 from posttrain.experience.group import groups_of
+from posttrain.rewards.scores import ENVIRONMENT, Failure
 from posttrain.train.guards import (
     Guards,
+    Ignored,
     NonFinite,
     NoSignal,
     Truncation,
@@ -296,22 +298,71 @@ def unscored(missing: int, total: int = 10) -> torch.Tensor:
     return torch.arange(total).reshape(2, -1) >= missing
 
 
+def failure(label: str, kind: str, message: str, traceback: str = "") -> Failure:
+    return Failure(label=label, prompt=7, completion=0, kind=kind, message=message, traceback=traceback)
+
+
 def test_answers_without_reward_warn_once_up_to_the_limit():
     guard = Unscored(max_unscored=0.2)
     assert guard.observe(1, unscored(0)) is None
-    warning = guard.observe(2, unscored(2), ["math: TimeoutError after 10 s\n"])
+    warning = guard.observe(2, unscored(2), [failure("math", "timeout", "after 10 s")])
     assert warning.startswith(
-        "step 2: 2 of 10 answers (20%) got no reward; the first error: math: TimeoutError after 10 s"
+        'step 2: 2 of 10 answers (20%) got no reward; the first error: reward "math", prompt 7, completion 1: timeout: '
+        "after 10 s"
     )
     assert guard.observe(3, unscored(1)) is None
 
 
 def test_too_many_answers_without_reward_stop_the_run_with_the_error_of_the_reward():
+    failures = [failure("math", "exception", "ZeroDivisionError"), failure("other", "crash", "")]
     with pytest.raises(RewardError) as caught:
-        Unscored(max_unscored=0.2).observe(4, unscored(3), ["math: ZeroDivisionError", "another"])
-    assert caught.value.given == "step 4: 3 of 10 answers (30%) got no reward; the first error: math: ZeroDivisionError"
+        Unscored(max_unscored=0.2).observe(4, unscored(3), failures)
+    error = 'reward "math", prompt 7, completion 1: exception: ZeroDivisionError'
+    assert caught.value.given == f"step 4: 3 of 10 answers (30%) got no reward; the first error: {error}"
     assert caught.value.allowed == "at most guards.max_unscored = 0.2"
     assert "rewards.timeout" in caught.value.fix
+
+
+def test_an_environment_that_fails_is_named_with_its_line_and_its_settings():
+    trace = 'File "my_env.py", line 9, in step\n    return BOARD[move]'
+    with pytest.raises(RewardError) as caught:
+        Unscored(max_unscored=0.2).observe(4, unscored(3), [failure(ENVIRONMENT, "exception", "KeyError: 4", trace)])
+    assert "the environment, prompt 7, completion 1: exception: KeyError: 4" in caught.value.given
+    assert caught.value.fix is not None
+    assert "my_env.py" in caught.value.fix
+    assert "Correct the environment, or raise environment.timeout" in caught.value.fix
+    assert "reward function" not in caught.value.fix
+
+
+# --- rewards that nothing reads --------------------------------------------------------------------------------------
+
+
+def played(reward: float | None, *turns: float) -> Completion:
+    episode = Episode(messages=(), turns=max(1, len(turns)), ended="done", reward=reward, turn_rewards=turns)
+    return replace(completion(3), episode=episode)
+
+
+@pytest.mark.parametrize("given", [[played(1.0)], [played(0.0)], [played(None, 0.5)], [played(None), played(1.0)]])
+def test_rewards_of_an_environment_that_nothing_reads_are_reported_once(given):
+    guard = Ignored()
+    guard.missing = "environment"
+    assert "add environment to rewards" in str(guard.observe(1, given))
+    assert guard.observe(2, given) is None
+    resumed = Ignored()
+    resumed.load_state(guard.state())
+    resumed.missing = "environment"
+    assert resumed.observe(3, given) is None
+
+
+@pytest.mark.parametrize("given", [[], [completion(3)], [played(None)]])
+def test_an_environment_without_rewards_is_no_reason_to_warn(given):
+    guard = Ignored()
+    guard.missing = "environment"
+    assert guard.observe(1, given) is None
+
+
+def test_nothing_is_ignored_if_a_reward_reads_it():
+    assert Ignored().observe(1, [played(1.0)]) is None
 
 
 # --- all of them -----------------------------------------------------------------------------------------------------

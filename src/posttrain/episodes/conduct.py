@@ -97,10 +97,11 @@ class Conduct:
         return worth | {"messages": messages}
 
     def finish(self) -> dict[str, Any]:
-        """Return the reward of the trajectory, and the environment's metrics."""
+        """Return the reward of the trajectory, and the environment's metrics that are finite numbers."""
         found = self._worth("reward")
         if metrics := self._call(getattr(self._environment, "metrics", None)):
-            found["metrics"] = {str(name): float(value) for name, value in metrics.items() if value is not None}
+            given = {str(name): float(value) for name, value in metrics.items() if value is not None}
+            found["metrics"] = {name: value for name, value in given.items() if math.isfinite(value)}
         return found
 
     def _worth(self, method: str) -> dict[str, Any]:

@@ -135,7 +135,7 @@ class Play:
             self.turn_rewards += [None] * (self.turns - 1 - len(self.turn_rewards))
             self.turn_rewards.append(reward)
 
-    def completion(self, failure: str = "", detail: str = "") -> Completion:
+    def completion(self, failure: str = "", detail: str = "", traceback: str = "") -> Completion:
         """Return the finished completion; it counts as truncated if a limit cut it."""
         return Completion(
             ids=tuple(self.ids),
@@ -156,6 +156,8 @@ class Play:
                 errors=tuple(self.errors),
                 failure=failure,
                 detail=detail,
+                traceback=traceback,
+                opening=None if self.opening is None else tuple(self.opening),
                 attempts=self.attempt,
             ),
         )

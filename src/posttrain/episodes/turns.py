@@ -125,7 +125,7 @@ class Turns:
         value = reply.value
         if reply.kind != "value":
             if self.scene.has_environment or reply.kind == "exception":
-                self._failed(play, reply.kind, reply.message)
+                self._failed(play, reply.kind, reply.message, reply.traceback)
                 return
             value = self._late(play, reply)  # tools keep no state: another process can go on
         play.earn(value.get("turn_reward"))
@@ -203,7 +203,7 @@ class Turns:
 
     def _finish(self, play: Play, reply: Reply) -> None:
         if reply.kind != "value":
-            self._failed(play, reply.kind, reply.message)
+            self._failed(play, reply.kind, reply.message, reply.traceback)
             return
         self._worth(play, reply.value)
 
@@ -212,11 +212,11 @@ class Turns:
         play.reward, play.metrics = value.get("reward"), value.get("metrics", {})
         self._complete(play)
 
-    def _failed(self, play: Play, kind: str, message: str) -> None:
+    def _failed(self, play: Play, kind: str, message: str, traceback: str = "") -> None:
         """Begin the trajectory again, or give it up without a reward after the last attempt."""
         self._leave(play, kill=True)
         if play.attempt >= self.scene.limits.attempts:
-            self.conductor.over(play, play.completion(kind, message))
+            self.conductor.over(play, play.completion(kind, message, traceback))
         else:
             self.begin(play.anew())
 

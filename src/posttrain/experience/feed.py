@@ -31,6 +31,7 @@ from posttrain.experience.references import used_rows
 from posttrain.experience.selection import DynamicSampling, EveryGroup, Select
 from posttrain.rewards import RewardSet, Scores
 from posttrain.rewards.judge import Judgement
+from posttrain.rewards.scores import Failure
 from posttrain.types import Batch, Example, Experience, Metrics, Prompt
 
 LOOKED_AT = 1_000
@@ -90,9 +91,9 @@ class StepData:
         return [judgement for scores in self.scores for judgement in scores.judgements]
 
     @property
-    def failures(self) -> list[str]:
-        """The failures of the rewards, each with its traceback."""
-        return [f"{failure}\n{failure.traceback}" for scores in self.scores for failure in scores.failures]
+    def failures(self) -> list[Failure]:
+        """The failures of the rewards and of environments."""
+        return [failure for scores in self.scores for failure in scores.failures]
 
 
 def sampled_step(

@@ -109,6 +109,12 @@ class RewardSet:
         return tuple(component.label for component in self.components)
 
     @property
+    def reads_environment(self) -> bool:
+        """Whether a component reads the reward of an environment or agent."""
+        read = {"environment_reward", "environment_token_rewards"}
+        return any(read.intersection(component.signature.named) for component in self.components)
+
+    @property
     def notes(self) -> list[str]:
         """Warnings to show to the user in each run."""
         models = [(component.label, component.model) for component in self.components if component.model is not None]

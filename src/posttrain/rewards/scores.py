@@ -27,6 +27,10 @@ ENVIRONMENT = "the environment"
 """Used in place of a component's label if the environment failed."""
 
 
+OF_ENVIRONMENT = "Correct the environment, or raise environment.timeout (of an agent: agent.timeout)"
+"""What helps if an environment has failed."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Failure:
     """A component that could not score a completion."""
@@ -254,7 +258,5 @@ def _advice(failures: Sequence[Failure]) -> str:
     trace = "".join(f"\n    {line}" for line in first.traceback.splitlines())
     cure = "raise its timeout" if first.kind == "timeout" else "correct it"
     if first.label == ENVIRONMENT:
-        return (
-            f"First failure: {first}\n  Correct the environment, or raise environment.timeout or guards.max_unscored."
-        )
+        return f"First failure: {first}{trace}\n  {OF_ENVIRONMENT}, or raise guards.max_unscored."
     return f"First failure: {first}{trace}\n  Check `{first.label}`: {cure}, or raise guards.max_unscored."

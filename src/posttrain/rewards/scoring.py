@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -70,12 +71,14 @@ class Scoring:
     def add(self, place: int, group: Sequence[Completion]) -> None:
         """Add all completions of prompt `place` and begin to score them. Raises the error that stopped a reward."""
         prompt = self._prompts[place] if 0 <= place < len(self._prompts) else None
-        self._take(place, len(group), [Row(prompt, one, g, len(group), place) for g, one in enumerate(group) if prompt])
+        self._take(
+            place, len(group), [_row(prompt, one, g, len(group), place) for g, one in enumerate(group) if prompt]
+        )
 
     def add_one(self, place: int, number: int, completion: Completion, *, group_size: int) -> None:
         """Add completion `number` of prompt `place`, which will have `group_size` completions."""
         prompt = self._prompts[place] if 0 <= place < len(self._prompts) else None
-        self._take(place, group_size, [Row(prompt, completion, number, group_size, place)] if prompt else [])
+        self._take(place, group_size, [_row(prompt, completion, number, group_size, place)] if prompt else [])
 
     def result(self) -> Scores:
         """Wait for the remaining outcomes and return the scores. Every prompt must have all its completions.
@@ -199,6 +202,10 @@ class Scoring:
         return found
 
 
+def _row(prompt: Prompt, completion: Completion, *place: int) -> Row:
+    return Row(_as_played(prompt, completion), completion, *place)
+
+
 def _failure_of(row: Row) -> Failure:
     episode = row.completion.episode
     assert episode is not None, "only a trajectory of an environment fails with it"
@@ -208,7 +215,18 @@ def _failure_of(row: Row) -> Failure:
         completion=row.number,
         kind=episode.failure,
         message=episode.detail,
+        traceback=episode.traceback,
     )
+
+
+def _as_played(prompt: Prompt, completion: Completion) -> Prompt:
+    """Return the prompt that the policy saw: an environment may have replaced that of the row. If the row is text, all
+    messages in its place are one text."""
+    if completion.episode is None or completion.episode.opening is None:
+        return prompt
+    opening = tuple(dict(message) for message in completion.episode.opening)
+    plain = "\n\n".join(str(message["content"]) for message in opening)
+    return replace(prompt, messages=opening, plain=None if prompt.plain is None else plain)
 
 
 def is_open(component: Component, read: Mapping[str, Read]) -> list[bool | None]:

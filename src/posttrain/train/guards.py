@@ -21,6 +21,7 @@ from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import RowName, StepData
 from posttrain.experience.group import completions_of
 from posttrain.functional.baselines import has_signal
+from posttrain.rewards.scores import ENVIRONMENT, OF_ENVIRONMENT, Failure
 from posttrain.types import Batch, Completion, Experience, Outputs
 
 if TYPE_CHECKING:
@@ -337,31 +338,68 @@ class Truncation:
 
 
 class Unscored:
-    """Detects completions without a reward, because the reward function failed or timed out."""
+    """Detects completions without a reward, because the reward function or the environment failed or timed out."""
 
     def __init__(self, max_unscored: float) -> None:
         self.max_unscored = max_unscored
         self.warned = False
 
-    def observe(self, step: int, scored_PG: Tensor, errors: Sequence[str] = ()) -> str | None:
-        """Raise `RewardError` above the limit, with the first error of the reward. Below the limit, warn once."""
+    def observe(self, step: int, scored_PG: Tensor, failures: Sequence[Failure] = ()) -> str | None:
+        """Raise `RewardError` above the limit, with the first failure. Below the limit, warn once."""
         missing, total = int((~scored_PG).sum()), scored_PG.numel()
         if missing == 0:
             return None
-        first, _, trace = errors[0].strip().partition("\n") if errors else ("", "", "")
-        cause = f"; the first error: {first}" if first else ""
+        first = failures[0] if failures else None
+        cause = "; the first error: " + str(first).partition("\n")[0] if first else ""
         finding = f"step {step}: {missing} of {total} answers ({missing / total:.0%}) got no reward{cause}"
         if missing > self.max_unscored * total:
             raise RewardError(
                 given=finding,
                 allowed=f"at most guards.max_unscored = {self.max_unscored:g}",
-                fix="Fix the reward function, give it more time (rewards.timeout), or return 0.0 for answers "
-                "that cannot be judged." + "".join(f"\n    {line}" for line in trace.splitlines()),
+                fix=_remedy_of(first),
             )
         if self.warned:
             return None
         self.warned = True
         return f"{finding}. The loss leaves them out, and unscored_fraction counts them"
+
+    def state(self) -> dict[str, Any]:
+        return {"warned": self.warned}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.warned = state["warned"]
+
+
+def _remedy_of(failure: Failure | None) -> str:
+    """Advice on what left answers without a reward, with the traceback."""
+    if failure is not None and failure.label == ENVIRONMENT:
+        advice = f"{OF_ENVIRONMENT}."
+    else:
+        advice = (
+            "Fix the reward function, give it more time (rewards.timeout), or return 0.0 for answers that cannot "
+            "be judged."
+        )
+    return advice + "".join(f"\n    {line}" for line in (failure.traceback if failure else "").splitlines())
+
+
+class Ignored:
+    """Detects rewards of environments and agents that no reward of the run reads."""
+
+    def __init__(self) -> None:
+        self.missing = ""
+        """The entry of `rewards` that would read them; empty if one reads them, or if there is none to read."""
+        self.warned = False
+
+    def observe(self, step: int, completions: Sequence[Completion]) -> str | None:
+        """Warn once if an episode has a reward that nothing reads."""
+        given = [one for one in completions if one.episode is not None and one.episode.total_reward is not None]
+        if self.warned or not self.missing or not given:
+            return None
+        self.warned = True
+        return (
+            f"step {step}: the {self.missing} rewarded {len(given)} of {len(completions)} trajectories, and the run "
+            f"ignores it: {self.missing} is not among rewards. To count it, add {self.missing} to rewards"
+        )
 
     def state(self) -> dict[str, Any]:
         return {"warned": self.warned}
@@ -379,6 +417,7 @@ class Guards:
     unmoved: Unmoved
     truncation: Truncation
     unscored: Unscored
+    ignored: Ignored
     from_rewards: bool = False
     """Does the run learn from the rewards of sampled answers?"""
 
@@ -395,6 +434,7 @@ class Guards:
             unmoved=Unmoved(limits.no_signal_steps, from_rewards=from_rewards),
             truncation=Truncation(limits.max_truncated, limits.truncated_steps, config.sampling.max_completion_length),
             unscored=Unscored(limits.max_unscored),
+            ignored=Ignored(),
             from_rewards=from_rewards,
         )
 
@@ -412,6 +452,7 @@ class Guards:
             assert isinstance(experience, Experience)
             warnings.insert(0, self.unscored.observe(step, experience.scored_PG, data.failures))
             warnings.append(self.no_signal.observe(step, experience.rewards_PG, experience.scored_PG))
+            warnings.append(self.ignored.observe(step, completions_of(data.sampled)))
         return [warning for warning in warnings if warning is not None]
 
     def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
@@ -421,7 +462,8 @@ class Guards:
 
     def state(self) -> dict[str, Any]:
         """The counts of the guards as plain JSON, for a checkpoint."""
-        return {name: getattr(self, name).state() for name in ("no_signal", "unmoved", "truncation", "unscored")}
+        names = ("no_signal", "unmoved", "truncation", "unscored", "ignored")
+        return {name: getattr(self, name).state() for name in names}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         for name, counted in state.items():

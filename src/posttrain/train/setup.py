@@ -185,6 +185,8 @@ def policy_trainer(
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     hosts = hosts_of(config, resources, lambda text: tell("compute", [text]), warn)
     judges, acting = Judges.of(config, store.folder, resources, hosts), Acting.of(config, resources)
+    if judges.rewards is not None and not judges.rewards.reads_environment:
+        guards.ignored.missing = "agent" if config.agent.is_given else "environment"
     judges.refuse_token_rewards(algorithm, config.train.lead, by_turn=config.environment.credit == "turn")
     with ranks.together(POLICY, str(store.folder), config):
         policy = Policy.of(config, algorithm, store.folder, ranks)

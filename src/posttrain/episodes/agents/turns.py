@@ -113,7 +113,7 @@ class AgentTurns(Turns):
         if play.stage == "reset":
             self._talks[play] = Talk()
         if reply.kind != "value":
-            self._failed(play, reply.kind, reply.message)
+            self._failed(play, reply.kind, reply.message, reply.traceback)
         elif "request" in reply.value:
             self._request(play, **reply.value["request"])
         elif play.turns:
