@@ -58,6 +58,7 @@ def a_terminal_for_stdout(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[byte
     os.close(ours)
 
 
+@pytest.mark.slow
 def test_without_a_terminal_a_run_prints_plain_complete_lines_and_no_library_says_a_word(place):
     done = subprocess.run(
         [*POSTTRAIN, "train", "run.yaml", "lora={rank: 2}"],

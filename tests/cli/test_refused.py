@@ -121,6 +121,7 @@ def test_a_full_disk_behind_stdout_is_exit_code_3():
     assert "Exception ignored" not in found.stderr
 
 
+@pytest.mark.slow
 def test_an_error_is_told_where_stdout_was_closed():
     command = ["sh", "-c", 'exec "$0" -m posttrain explain grop >&-', sys.executable]
     found = subprocess.run(command, stderr=subprocess.PIPE, text=True)

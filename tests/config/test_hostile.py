@@ -165,6 +165,7 @@ def test_python_values_without_an_end_are_refused():
         refused(MINIMAL, {"rewards.0.settings": value})
 
 
+@pytest.mark.slow
 def test_hostile_arguments_are_refused_in_words_by_the_process(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(

@@ -692,6 +692,7 @@ WRONG_TOO = [
 ]
 
 
+@pytest.mark.slow
 @needs_compiler
 @pytest.mark.parametrize(("right", "wrong", "name"), few([*WRONG, *WRONG_TOO], WRONG[0]))
 def test_kernels_that_compute_something_else_are_not_used(right, wrong, name, tmp_path, monkeypatch):

@@ -74,6 +74,7 @@ def replies(folder: Path, name: str) -> list[str]:
     return [reply["text"] for line in lines for reply in json.loads(line)["replies"]]
 
 
+@pytest.mark.slow
 def test_each_group_is_judged_by_the_weights_that_have_drawn_it(place):
     server = Recording(place / "model")
     with server.serving() as url:
@@ -90,6 +91,7 @@ def test_each_group_is_judged_by_the_weights_that_have_drawn_it(place):
     assert any(letter in text for text in told[1] + told[2] for letter in "abcde"), "no stop strings of the run apply"
 
 
+@pytest.mark.slow
 def test_an_evaluation_asks_the_server_that_answers_it(place):
     trained = pt.train(settings(place, "trained", "", rollout={"engine": "local"}))
     server = Recording(place / "model")

@@ -188,6 +188,7 @@ def test_an_honest_server_sets_off_nothing(place):
     assert run.metrics[-1]["mismatch/drift"] < 3
 
 
+@pytest.mark.slow
 def test_a_run_that_shall_stop_says_what_to_do_about_the_engine(place):
     stops = {"alarms": {"on_alarm": "stop"}}
     with AnotherTemperature(place / "model").serving() as url, pytest.raises(AlarmStop) as stopped:

@@ -150,6 +150,7 @@ def loaded(model: nn.Module) -> LoadedModel:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("holds_base")
 @pytest.mark.parametrize("weights", few(["shared", "taken"], "shared"))
 def test_adapters_on_a_base_held_in_half_precision_decode_by_the_kernel(weights):

@@ -73,6 +73,7 @@ class Watched(Alone):
         self.while_training = list[int]()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "prompts"), few([(2, 2), (4, 4)], (2, 2)))
 def test_it_sleeps_while_a_step_is_trained_and_wakes_with_its_weights(place, shares, monkeypatch, steps, prompts):
     server, update = Watched(place / "model"), trainer.Trainer.update
@@ -312,6 +313,7 @@ def test_servers_on_one_gpu_share_what_is_free_of_it(on_a_gpu, monkeypatch):
     assert [one.awake for one in rest] == [4 * GIB] * 2
 
 
+@pytest.mark.slow
 def test_moments_are_to_come_until_a_run_has_stepped_and_not_when_it_is_resumed(place, monkeypatch):
     server, to_come = StubServer(place / "model"), list[int]()
 

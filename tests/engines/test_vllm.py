@@ -97,6 +97,7 @@ def test_a_run_samples_and_evaluates_with_a_server(place, model):
     assert run.trainer.algorithm.correction_name != "none", "an engine with other numerics needs a correction"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("steps", "prompts"), few([(1, 2), (2, 4)], (1, 2)))
 def test_a_server_that_was_started_without_our_route_answers_by_its_own(place, steps, prompts):
     class Alone(StubServer):
@@ -352,6 +353,7 @@ QUICK = (
 """One server of each kind of detection."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", few(WRONG, *QUICK), ids=lambda kind: kind.__name__)
 def test_a_wrong_server_is_found_and_what_is_wrong_is_said(place, kind):
     model = "tied" if kind is MissedTiedHead else "model"

@@ -134,6 +134,7 @@ def test_engines_draw_what_the_process_itself_draws(place: Path, changes: dict[s
 SAME = ("prompt_index", "completion_ids", "given", "reward", "versions", "completion")
 
 
+@pytest.mark.slow
 def test_turns_of_a_trajectory_are_drawn_with_the_weights_of_their_time(place: Path):
     """With 0.2 s per turn, a trajectory sampled ahead meets several publications; each token has its own version."""
     given = {"function": f"{WORLDS}:Guess", "settings": {"pause": 0.2}}

@@ -17,6 +17,7 @@ WITH = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turns", WITH, ids=["tools", "environment"])
 def test_a_run_with_turns_is_evaluated_in_turns_and_talked_to_in_one(
     tmp_path: Path, monkeypatch, capsys, turns: dict[str, Any]

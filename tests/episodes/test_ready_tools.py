@@ -85,6 +85,7 @@ def test_a_program_runs_in_the_sandbox():
         python("open('/etc/passwd').read()")
 
 
+@pytest.mark.slow
 def test_a_tool_is_described_without_importing_torch():
     """The process that describes the tools of an environment would start a second later."""
     code = (

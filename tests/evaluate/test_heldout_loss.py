@@ -77,6 +77,7 @@ def test_the_change_is_paired_by_row(tmp_path: Path):
     )
 
 
+@pytest.mark.slow
 def test_a_supervised_run_tells_all_of_it(tmp_path: Path):
     rows = find_task("sort").rows(64, split="eval")
     data = tmp_path / "answers.jsonl"

@@ -61,6 +61,7 @@ def ranked(folder):
     return train(folder, "dpo", "dpo", "pairs")
 
 
+@pytest.mark.slow
 def test_every_run_whose_model_writes_answers_before_and_after(folder, ranked):
     rewarded = {"rewards": [{"name": "exact_match"}]}
     runs = {

@@ -64,6 +64,7 @@ def speed(workload: Workload, lead: int) -> float:
     return simulate(limits, workload, seed=0).steps_per_hour
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(WORKLOADS, "sixteen rows at once"))
 def test_the_lead_is_nearly_as_fast_as_any_and_no_larger_than_it_has_to_be(name):
     workload = WORKLOADS[name]

@@ -270,6 +270,7 @@ def test_only_rows_that_the_run_takes_are_scored(start, monkeypatch, empty_cache
     assert 0 < few < most / 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", few(["dpo", "kto"], "kto"))
 def test_a_run_that_is_lengthened_when_it_is_resumed_scores_the_new_rows(folder, tmp_path, algorithm):
     """It uses the weights of the start, not of the checkpoint, like a run that had this length from the start."""
@@ -374,6 +375,7 @@ def test_what_decides_a_bit_of_the_numbers_has_a_file_of_its_own(scored, folder,
     assert not scored()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_the_numbers_that_it_began_with(folder, tmp_path, monkeypatch, empty_cache):
     """Changes of the cache, of the code and of the packing have no effect: promise 4."""
     whole = pt.train(config_of(folder, "kto"), output=str(tmp_path / "whole"))
@@ -608,6 +610,7 @@ def test_the_reference_point_grows_with_the_distance_from_the_reference(start):
 # --- the state of a run -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_running_shift_is_part_of_a_checkpoint(folder, tmp_path):
     """BCO's delta: a stopped and resumed run ends with the same weights and metrics as an uninterrupted one."""
     settings = {"algorithm": {"name": "bco", "beta": 1.0}}

@@ -255,6 +255,7 @@ def test_rewards_that_tell_nothing_apart_are_an_error_that_says_so(folder):
         train(config(folder, "ties", "same"))
 
 
+@pytest.mark.slow
 def test_too_many_prompts_without_a_pair_are_an_error_and_the_answers_are_kept(folder):
     given = config(folder, "few")
     given["sampled_pairs"] = {"min_gap": 0.45, "max_without": 0.1}

@@ -252,6 +252,7 @@ def whole(folder) -> Run:
     return train(folder, "whole", **{"train.steps": 2})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("begun", "steps"), few([(1, 2), (2, 4)], (1, 2)))
 def test_a_resumed_run_draws_the_groups_that_the_other_would_have_drawn(folder, whole, begun, steps):
     part = train(folder, f"part {begun}", **{"train.steps": begun})

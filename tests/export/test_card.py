@@ -28,6 +28,7 @@ def card_of(runs: Runs, kind: str) -> str:
     return (runs.export(kind).folder / "README.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", kinds(MEASURED))
 def test_the_card_of_every_kind_of_run_has_its_parts(runs: Runs, kind: str):
     text = card_of(runs, kind)

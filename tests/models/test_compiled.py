@@ -97,6 +97,7 @@ def test_numbers_are_those_of_the_layers_as_written_and_no_micro_batch_is_compil
     assert counters["stats"]["unique_graphs"] <= 2 * pieces, "without gradient, the pieces are compiled once more"
 
 
+@pytest.mark.slow
 def test_who_evaluates_runs_layers_as_they_are_written():
     """The compiler of this test fails when it is called, which only a pass outside evaluation mode does."""
 

@@ -315,6 +315,7 @@ def edit(pipeline: Path, stage: int, before: str, after: str) -> None:
     file.write_text("  - name: ".join([*above, text.replace(before, after, 1)]))
 
 
+@pytest.mark.slow
 def test_a_stage_that_has_begun_does_not_take_other_settings_in_silence(cut):
     edit(cut, 2, "learning_rate: 0.0001", "learning_rate: 0.0002")
     edit(cut, 2, "group_size: 2", "group_size: 4")
@@ -435,6 +436,7 @@ def worse(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
     return given
 
 
+@pytest.mark.slow
 def test_a_stage_that_made_its_model_worse_is_told(folder):
     trained = posttrain.train(worse(folder, "worse"))
     rows = stage_rows(trained.folder)

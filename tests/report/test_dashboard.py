@@ -656,6 +656,7 @@ def test_a_port_that_is_taken_is_an_error_or_the_next_one_is_used(tmp_path):
         Dashboard(tmp_path, first.port)
 
 
+@pytest.mark.slow
 def test_without_the_extra_it_says_what_to_install(tmp_path):
     code = "import sys; sys.modules['starlette.applications'] = None\n"
     code += "from posttrain.cli import run; sys.exit(run(['dash', '.']))"

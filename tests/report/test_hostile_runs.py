@@ -117,6 +117,7 @@ def hostile(tmp_path_factory: pytest.TempPathFactory, cases: Cases) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_each_is_shown_as_what_it_is_and_hides_no_other(hostile, cases):
     process, server = start(str(hostile), cwd=hostile)
     browser = server.enter()
@@ -144,6 +145,7 @@ def test_each_is_shown_as_what_it_is_and_hides_no_other(hostile, cases):
         process.wait()
 
 
+@pytest.mark.slow
 def test_a_report_of_any_of_them_is_written_in_bounded_time(hostile, cases):
     """A report that a run writes at its end must not be able to stop it."""
     begun = time.monotonic()

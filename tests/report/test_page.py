@@ -118,6 +118,7 @@ def test_hostile_text_is_still_readable(run_folder):
     assert "⟨U+202E⟩abc" in bidi.text
 
 
+@pytest.mark.slow
 def test_a_completion_of_a_megabyte_is_cut_with_a_note(run_folder):
     text = "x" * 1_000_000
     row = {**rollout_row("p" * 10_000, "short", 1.0, 0.5, random.Random(0)), "completion": text}

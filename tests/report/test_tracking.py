@@ -171,6 +171,7 @@ def config_in(folder: Path, **settings: Any) -> dict[str, Any]:
     }
 
 
+@pytest.mark.slow
 def test_a_run_tells_all_three_what_it_writes(tmp_path):
     run = pt.train(config_in(tmp_path, report_to=["tensorboard", "trackio", "wandb"]))
     for tracker in TRACKERS:
@@ -209,6 +210,7 @@ def test_what_a_killed_run_has_sent_is_not_sent_again_when_it_is_resumed(tracker
     assert_complete(folder, tracker, but=("time/", "memory/"))  # repeated steps agree in everything else
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(tmp_path, capfd):
     config = config_in(tmp_path, report_to=["tensorboard"])
     folder = tmp_path / "run"
@@ -301,6 +303,7 @@ def test_settings_and_trackers_have_the_same_names():
 # ---------------------------------------------------------------- afterwards
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tracker", TRACKERS)
 def test_a_run_that_is_over_can_be_sent_and_only_what_is_new_is_sent_again(tracker, tmp_path):
     folder = write_run(tmp_path / "run")

@@ -134,6 +134,7 @@ def open_files():
     return found
 
 
+@pytest.mark.slow
 def test_twenty_timeouts_leak_nothing(hostile, children):
     pool = WorkerPool(2)
     path, name = hostile.rsplit(":", 1)

@@ -648,6 +648,7 @@ with RunStore.create(here, "model: tiny") as store:
 )
 
 
+@pytest.mark.slow
 def test_a_full_disk_there_leaves_the_older_checkpoint_whole_and_is_made_up_for(tmp_path):
     ended = on_a_small_disk(FULL, tmp_path / "bucket", str(tmp_path / "run"))
     assert ended.exit_code == 0, ended.errors

@@ -48,6 +48,7 @@ def weights(run: Run, step: int) -> dict[str, torch.Tensor]:
     return load_file(run.folder / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
 
 
+@pytest.mark.slow
 def test_it_ends_with_the_step_that_reaches_its_tokens(folder, whole):
     tokens = [record["num_tokens"] for record in whole.metrics]
     limited = train(folder, "limited", **{"train.stop_after_tokens": tokens[1] + 1})

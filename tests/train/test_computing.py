@@ -180,6 +180,7 @@ def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):
     assert not any(isinstance(module, PackedLinear) for module in run.trainer.loaded.model.modules())
 
 
+@pytest.mark.slow
 def test_what_a_run_measures_for_itself_is_on_file_and_told(folder):
     """The test plants no choice: the machine's own measurement decides."""
     run = posttrain.train(settings(folder, "measured", steps=1) | {"model": str(folder / "wide")})

@@ -99,6 +99,7 @@ def warnings_of(run) -> list[str]:
     return [event["message"] for event in events if event["kind"] == "warning" and "memory" in event["message"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", few(["grpo", "dpo"], "grpo"))
 def test_a_step_is_computed_again_in_halves_with_the_same_numbers(folder, monkeypatch, algorithm):
     plain = train(folder, f"{algorithm}-plain", algorithm)

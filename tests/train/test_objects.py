@@ -85,6 +85,7 @@ def test_rows_and_functions_train_as_files_do(form, model, tmp_path, from_a_file
     assert "letters.py:count_a" in config
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_from_its_folder_wherever_that_is(model, tmp_path):
     data = {"train": ROWS[:16], "eval": Dataset.from_list(ROWS[16:])}
     whole = pt.train(

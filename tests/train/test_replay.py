@@ -145,6 +145,7 @@ def test_a_run_that_is_trained_again_ends_in_the_same_bits(folder, name):
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before, "replay never writes to it"
 
 
+@pytest.mark.slow
 def test_an_asynchronous_run_is_repeated_which_no_seed_could_do(folder):
     asynchronous = {"rollout.engines": 1, "train.run_ahead": 2, "train.max_staleness": 2, "train.steps": 6}
     run = train(folder, "asynchronous", **asynchronous, **{"sampling.max_completion_length": 40})
@@ -175,6 +176,7 @@ def test_the_bits_are_those_of_the_checkpoint_and_not_only_said_to_be(run):
     assert "the same bits" in result.render()
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_and_resumed_with_other_settings_is_repeated_across_the_seam(folder, tmp_path):
     run = train(folder, "killed", **{"train.steps": 3, "train.schedule": "linear", "algorithm.kl_coef": 0.1})
     shutil.rmtree(run / "checkpoints" / "step-000003")  # as if the run had been killed in step 3

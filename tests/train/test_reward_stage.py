@@ -104,6 +104,7 @@ def test_the_policy_raises_the_learned_reward_and_with_it_the_true_one(run):
     assert run.metrics[-1]["kl"] > 0
 
 
+@pytest.mark.slow
 def test_the_policy_is_rewarded_by_the_model_alone(short):
     for row in short.metrics:
         assert row["rewards/reward_model/mean"] == pytest.approx(row["reward"])

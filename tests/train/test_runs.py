@@ -114,6 +114,7 @@ def test_training_moves_the_weights(folder, plain):
     assert any(not torch.equal(tensor, start[name]) for name, tensor in trained.items())
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_dropout_of_the_adapters_out_of_the_old_pass(folder):
     """With two updates per batch the old pass comes first, and must see the policy that sampled.
 

@@ -156,6 +156,7 @@ def test_pairs_are_measured_for_calibration_too(folder):
 # what the run saves
 
 
+@pytest.mark.slow
 def test_other_programs_open_what_was_saved_and_score_alike(begun):
     ids = torch.tensor([[3, 7, 3, 4, 7]])
     tokens = Tokens(input_ids_BT=ids, lengths_B=torch.tensor([5]))

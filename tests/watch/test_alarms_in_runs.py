@@ -177,6 +177,7 @@ def test_watching_can_be_switched_off(folder):
 # --- the response to an alarm ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_run_that_stops_ends_where_the_alarm_fired_and_again_when_it_is_resumed(folder):
     def start():
         posttrain.train(config_of(folder, "stop", on_alarm="stop"))

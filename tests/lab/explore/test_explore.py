@@ -72,6 +72,7 @@ class Outline(HTMLParser):
         return [attributes for tag, attributes in self.elements if tag in tags]
 
 
+@pytest.mark.slow
 def test_the_page_is_well_formed_and_every_field_has_a_name(html):
     outline = Outline(html)
     ids = [attributes["id"] for _, attributes in outline.elements if attributes.get("id")]

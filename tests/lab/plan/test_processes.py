@@ -55,6 +55,7 @@ def test_engines_have_their_own_weights_keys_and_libraries_in_every_phase(ahead)
     )
 
 
+@pytest.mark.slow
 def test_more_engines_than_memory_has_room_for_do_not_fit_and_fewer_are_suggested(monkeypatch):
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=16 * 2**30, total=24 * 2**30))
     plan = planned({"rollout.engines": 64})
@@ -145,6 +146,7 @@ def test_no_speed_is_promised_from_cores_that_do_not_exist(monkeypatch, engines,
     assert ("rollout.engines = 1 would do" in text) is crowded
 
 
+@pytest.mark.slow
 def test_engines_with_their_own_devices_share_no_cores(monkeypatch):
     with_cores(monkeypatch, 2)
     plan = make_plan(None, {"rollout.engines": 16, **AHEAD}, model="0.5b", algorithm="grpo", gpus="h100")

@@ -51,6 +51,7 @@ def test_steps_per_hour_ages_and_waits_are_predicted(plan):
     assert plan.to_json()["side_by_side"]["masked"] == 0
 
 
+@pytest.mark.slow
 def test_a_bound_as_tight_as_the_lead_masks_tokens_and_the_plan_says_which_would_not():
     tightest = planned(TIGHT)
     tight, even = predicted(tightest), predicted(planned(TIGHT, length_spread=0.0))

@@ -247,6 +247,7 @@ def test_hostile_texts_are_short_to_say_and_long_to_read():
     assert quote("7" * 200_000) == "'" + "7" * 45 + " ... (200000 characters) ... " + "7" * 22 + "'"
 
 
+@pytest.mark.slow
 def test_a_model_is_asked_for_groups_of_completions(monkeypatch):
     """A model of stories for small children: none of its answers is right, so no group teaches anything."""
     if not STORIES.is_dir():
@@ -284,6 +285,7 @@ def test_an_audit_without_time_for_any_check_is_no_pass():
     )
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_is_no_audit_that_hangs():
     start = time.perf_counter()
     with pytest.raises(RewardError, match="did not score the first right and wrong answers within 2 s"):

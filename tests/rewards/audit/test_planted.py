@@ -108,6 +108,7 @@ def test_data_with_one_frequent_answer_are_found():
     assert "'4'" in finding.text
 
 
+@pytest.mark.slow
 def test_a_judge_that_likes_a_key_is_found_and_one_in_a_thousand_is_forgiven():
     finding = audit(planted("accepting:polite"), sums(), kind="judge", only=["false_accepts"])["false_accepts"]
     assert finding.status == "fail"

@@ -397,6 +397,7 @@ def test_who_stops_sampling_stops_the_asking(judged, server):
 # interrupts
 
 
+@pytest.mark.slow
 def test_an_interrupt_does_not_wait_for_the_judge(tmp_path):
     """Ctrl-C while the endpoint hangs ends the process immediately."""
     code = (

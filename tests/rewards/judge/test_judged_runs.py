@@ -57,6 +57,7 @@ def test_a_run_learns_from_comparisons_and_keeps_them_all(config, server):
     assert sum(part["calls"] for part in spent) == len(server.requests)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_resumed_asks_nothing_twice_and_is_the_same(config, server, tmp_path, monkeypatch):
     """The server fails from the second step on; once it works again, the run continues as if nothing had happened."""
     config = {**config, "checkpoint": {"every": 1}}

@@ -104,6 +104,7 @@ def test_killing_the_judge_ends_what_it_judges(sandbox, manner):
             os.kill(pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_killing_the_fork_server_ends_its_program(landlock):
     process = landlock.start("import time; time.sleep(60)", limits=Limits(wall=60))
     (server,) = set(landlock._all) - set(landlock._idle)

@@ -230,6 +230,7 @@ def at_work(sandbox: Sandbox) -> int:
     return server.pid
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_dies_under_a_program_is_no_verdict_on_it(landlock):
     process = landlock.start("import time; time.sleep(30)")
     time.sleep(0.2)
