@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from itertools import chain
 from pathlib import Path
 
@@ -12,7 +13,11 @@ from tests.episodes.worlds import Answers, Keeper, Mixed
 
 import posttrain
 from posttrain.episodes.conduct import Conduct
+from posttrain.episodes.sessions import Sessions, Setup
+from posttrain.episodes.tools import find_tool
+from posttrain.errors import ConfigError
 from posttrain.experience.metrics import turn_metrics
+from posttrain.rewards.load import resolve
 
 
 def conduct(environment, tools=None) -> Conduct:
@@ -49,6 +54,84 @@ def test_an_environment_that_offers_schemas_answers_calls_itself():
 def test_functions_and_schemas_are_not_offered_together():
     with pytest.raises(TypeError, match="an environment must answer all calls itself, or none"):
         conduct(Mixed)
+
+
+LOOKS = '''
+import functools
+
+def look(place: str) -> str:
+    """Look somewhere.
+
+    Args:
+        place: Where.
+    """
+    return "A"
+
+def see(place: str) -> str:
+    """See a place.
+
+    Args:
+        place: Where.
+    """
+    return "B"
+
+def wrapped(function):
+    def wrapper(place: str) -> str:
+        """Look.
+
+        Args:
+            place: Where.
+        """
+        return function(place)
+    return wrapper
+
+def well_wrapped(function):
+    return functools.wraps(function)(wrapped(function))
+
+first, second = wrapped(look), wrapped(see)
+well_first, well_second = well_wrapped(look), well_wrapped(see)
+part = functools.partial(look, place="x")
+
+class Called:
+    def __call__(self, place: str) -> str:
+        """Look."""
+        return "C"
+
+called = Called()
+
+class Own:
+    def tools(self):
+        return [globals()[name] for name in NAMES]
+'''
+TWICE = "two tools are named"
+NAMELESS = "cannot be described to the model: it is an object without a name"
+
+
+@pytest.mark.parametrize("own", [False, True])
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [
+        (("look", "see"), ""),
+        (("well_first", "well_second"), ""),
+        (("first",), ""),
+        (("look", "look"), TWICE),
+        (("first", "see", "second"), TWICE),
+        (("look", "well_first"), TWICE),
+        (("part",), NAMELESS),
+        (("see", "called"), NAMELESS),
+    ],
+)
+def test_each_tool_has_a_name_of_its_own(tmp_path: Path, names: tuple[str, ...], refused: str, own: bool):
+    path = tmp_path / "some_tools.py"
+    path.write_text(f"{LOOKS}\nNAMES = {names}\n")
+    tools = () if own else tuple(find_tool(f"{path}:{name}") for name in names)
+    sessions = Sessions(Setup(environment=resolve(f"{path}:Own") if own else None, tools=tools, timeout=30.0))
+    try:
+        with pytest.raises(ConfigError, match=refused) if refused else nullcontext():
+            sessions.start()
+        assert refused or len(sessions.schemas) == len(names)
+    finally:
+        sessions.close()
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf"), None])

@@ -31,7 +31,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from posttrain.episodes.tools import UNKNOWN, as_text, schema_of
+from posttrain.episodes.tools import UNKNOWN, as_text, by_name, schema_of
 
 ROLES = ("user", "tool", "system")
 """Roles of the messages that an environment may return."""
@@ -56,7 +56,7 @@ class Conduct:
         self._environment = None if environment is None else environment(**settings)
         offered = [] if self._environment is None else _offered(self._environment)
         self._schemas = [one for one in offered if isinstance(one, Mapping)]
-        self._own = {one.__name__: one for one in offered if callable(one)}
+        self._own = by_name([one for one in offered if callable(one)])
         self._tools = {**tools, **self._own}
 
     def offers(self) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from posttrain import wire
 from posttrain.descendants import MARK, keep_orphans, kill_tree, new_mark
 from posttrain.episodes.adapters import opened
 from posttrain.episodes.conduct import Conduct
-from posttrain.episodes.tools import Tool, schema_of
+from posttrain.episodes.tools import Tool, by_name, schema_of
 from posttrain.errors import ConfigError, PosttrainError
 from posttrain.rewards.calls import failed
 from posttrain.rewards.worker import die_with_parent
@@ -53,8 +53,7 @@ def main() -> None:
         environment = None
         if setup["environment"] is not None:
             environment = opened(setup, lambda function: _in_a_fork(lifeline, function))
-        tools = [Tool(**target).load() for target in setup["tools"]]
-        named = {tool.__name__: tool for tool in tools}
+        named = by_name([Tool(**target).load() for target in setup["tools"]])
         control.sendall(wire.encode(_in_a_fork(lifeline, lambda: _found(environment, setup, named))))
     except PosttrainError as error:
         control.sendall(wire.encode({"failed": {"given": error.given, "allowed": error.allowed, "fix": error.fix}}))

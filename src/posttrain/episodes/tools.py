@@ -74,6 +74,32 @@ def _folder(place: str, beside: Path | None) -> Path:
     )
 
 
+def by_name(tools: Sequence[Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return the tools by the names of their functions. ConfigError if one has no name, or two have the same."""
+    found = dict[str, Callable[..., Any]]()
+    for tool in tools:
+        name = getattr(tool, "__name__", None)
+        if name is None:
+            kind = type(tool).__name__
+            raise _not_described(kind, "it is an object without a name, and not a function")
+        if name in found:
+            raise ConfigError(
+                given=f"two tools are named {name}",
+                allowed="each name once: the name of a tool is that of its function",
+                fix="Rename one of the functions. If a decorator made them, let it use functools.wraps.",
+            )
+        found[name] = tool
+    return found
+
+
+def _not_described(name: str, problem: object) -> ConfigError:
+    return ConfigError(
+        given=f"the tool {name} cannot be described to the model: {problem}",
+        allowed="a function with type hints and a docstring with a line for each parameter under Args:",
+        fix='Write def look(place: str) -> str: """Look somewhere.\\n\\nArgs:\\n    place: Where to look.\\n"""',
+    )
+
+
 def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
     """Return the JSON schema of a tool. ConfigError if its signature or docstring is incomplete."""
     from transformers.utils import chat_template_utils  # slow: no trajectory should wait for it
@@ -82,11 +108,7 @@ def schema_of(function: Callable[..., Any], name: str) -> dict[str, Any]:
         with _without_importing_torch(chat_template_utils):
             return chat_template_utils.get_json_schema(function)
     except Exception as error:
-        raise ConfigError(
-            given=f"the tool {name} cannot be described to the model: {error}",
-            allowed="a function with type hints and a docstring with a line for each parameter under Args:",
-            fix='Write def look(place: str) -> str: """Look somewhere.\\n\\nArgs:\\n    place: Where to look.\\n"""',
-        ) from None
+        raise _not_described(name, error) from None
 
 
 @contextmanager

@@ -167,6 +167,13 @@ def tell(store: RunStore, view: TerminalView, kind: EventKind, sentences: Iterab
 # --- a model that writes ---------------------------------------------------------------------------------------------
 
 
+def _unread(judges: Judges, config: RunConfig) -> str:
+    """Name the reward that would read those of the environment or agent, if none of the run does."""
+    if judges.rewards is None or judges.rewards.reads_environment:
+        return ""
+    return "agent" if config.agent.is_given else "environment"
+
+
 def policy_trainer(
     config: RunConfig,
     algorithm: Algorithm,
@@ -185,8 +192,7 @@ def policy_trainer(
     auxiliary_rows = read_auxiliary(config.data, config.seed)
     hosts = hosts_of(config, resources, lambda text: tell("compute", [text]), warn)
     judges, acting = Judges.of(config, store.folder, resources, hosts), Acting.of(config, resources)
-    if judges.rewards is not None and not judges.rewards.reads_environment:
-        guards.ignored.missing = "agent" if config.agent.is_given else "environment"
+    guards.ignored.missing = _unread(judges, config)
     judges.refuse_token_rewards(algorithm, config.train.lead, by_turn=config.environment.credit == "turn")
     with ranks.together(POLICY, str(store.folder), config):
         policy = Policy.of(config, algorithm, store.folder, ranks)
