@@ -132,6 +132,13 @@ def test_a_call_in_the_reasoning_is_not_made_and_spoils_none_behind_it(name: str
     assert calls_read(name, f"{opening} Perhaps {call}") == []
 
 
+@pytest.mark.parametrize("opening", ["<think>", "<reasoning>", "<thought>", "[THINK]"])
+def test_an_opening_mark_inside_a_line_is_text(opening: str):
+    call = '<tool_call>{"name": "look", "arguments": {"x": 1}}</tool_call>'
+    assert calls_read("hermes", f"Found in the code: `{opening}`. {call}") == [Call("look", {"x": 1})]
+    assert calls_read("hermes", f"I shall look.\n{opening} or {call}") == []
+
+
 MARKS = ("<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "<think>", "</think>", "<｜tool▁call▁begin｜>")
 MARKS += ("<｜tool▁call▁end｜>", "<|python_tag|>", "```json", "{", "}")
 

@@ -121,12 +121,12 @@ def proven(template: str, bridge: Bridge) -> CallFormat:
 
 def _spoken(text: str) -> tuple[int, int]:
     """Return where the text begins and ends that is not reasoning. Marks inside a JSON object, such as the arguments of
-    a call, are text.
+    a call, are text, and so is an opening mark inside a line: reasoning begins a line.
 
-    >>> spoken = "<think>2?</think> It is <think> or 4"
+    >>> spoken = "<think>2?</think> It is `<think>`\\n<think> or 4"
     >>> begin, end = _spoken(spoken)
     >>> spoken[begin:end]
-    ' It is '
+    ' It is `<think>`\\n'
     """
     begin, end, at = 0, len(text), 0
     for mark in sorted([*_CLOSINGS.finditer(text), *_OPENINGS.finditer(text)], key=lambda mark: mark.start()):
@@ -135,7 +135,7 @@ def _spoken(text: str) -> tuple[int, int]:
             continue
         if _CLOSINGS.fullmatch(mark[0]):
             begin, end, at = mark.end(), len(text), mark.end()
-        else:
+        elif not text[max(begin, text.rfind("\n", 0, mark.start()) + 1) : mark.start()].strip():
             end = min(end, mark.start())
     return begin, end
 
@@ -143,7 +143,14 @@ def _spoken(text: str) -> tuple[int, int]:
 def _behind_objects(text: str, at: int, place: int) -> int:
     """Return the end of the JSON object around `place`, or `place` itself; objects begin at or after `at`."""
     while (at := text.find("{", at, place)) >= 0:
-        _, at = _decoded(text, at) or (None, at + 1)
+        try:
+            _, at = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as error:
+            if error.pos == place:  # each object inside this one ends before `place`, or breaks off there
+                return place
+            at += 1
+        except (ValueError, RecursionError):
+            return place
         if at > place:
             return at
     return place
