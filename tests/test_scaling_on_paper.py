@@ -30,6 +30,7 @@ def found() -> list[Compared]:
     return compare()
 
 
+@pytest.mark.slow
 def test_the_page_is_that_of_the_planner_as_it_is():
     """This is a golden run of the planner: it covers every prediction, error and plan on the page."""
     assert page_of() == PAGE.read_text(encoding="utf-8"), "python benchmarks/scaling.py --page"

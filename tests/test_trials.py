@@ -23,6 +23,7 @@ def found(model: nn.Module) -> tuple[object, object]:
     return replace(forward, body=nn.Identity()), decoding_path(model)
 
 
+@pytest.mark.slow
 def test_a_remembered_path_is_that_of_a_new_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = tiny_model(tmp_path)
     load = AutoModelForCausalLM.from_pretrained

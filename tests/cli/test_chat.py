@@ -61,6 +61,7 @@ def test_without_a_template_the_model_goes_on_writing_and_every_text_stands_for_
     assert asked(ChatSession(plain, max_completion_length=3), "once", "upon") == ["once", "upon"]
 
 
+@pytest.mark.slow
 def test_greedy_answers_are_the_same_twice_and_sampled_ones_depend_on_the_seed(plain):
     def answer(**settings):
         return ChatSession(plain, max_completion_length=8, **settings).ask("abc")
@@ -96,6 +97,7 @@ def test_a_text_without_earlier_turns_that_fills_the_context_is_to_be_shortened(
             session.ask("a")
 
 
+@pytest.mark.slow
 def test_a_run_folder_answers_with_its_newest_checkpoint(place):
     session = ChatSession("finished", max_completion_length=4)
     assert session.model_path == "finished/checkpoints/step-000002/model"

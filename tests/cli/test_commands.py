@@ -215,6 +215,7 @@ def test_an_error_is_one_object_too(posttrain, command, kind, expected_code):
     assert found["error"]["message"]
 
 
+@pytest.mark.slow
 def test_what_a_reward_prints_does_not_get_into_the_json(posttrain, place):
     body = "    print('called')\n    return [float(len(text)) for text in completions]\n"
     (place / "rewards.py").write_text(f"print('imported')\n\n\ndef vowels(completions, **columns):\n{body}")
@@ -327,6 +328,7 @@ def test_data_that_cannot_be_used_is_exit_code_2(posttrain, place):
     assert found["usable"] is False
 
 
+@pytest.mark.slow
 def test_a_folder_whose_run_never_began_can_be_used_again(posttrain, place):
     exit_code, _, err = posttrain("train", "run.yaml", "data.train=missing.jsonl")
     assert exit_code == 2
@@ -336,6 +338,7 @@ def test_a_folder_whose_run_never_began_can_be_used_again(posttrain, place):
     assert not (place / "run" / "error.json").exists()
 
 
+@pytest.mark.slow
 def test_a_run_that_failed_half_way_says_where_it_is_and_goes_on_once_it_can(posttrain, place):
     rewards = (place / "rewards.py").read_text()
     (place / "rewards.py").write_text(
@@ -358,6 +361,7 @@ def done(good: Path, place: Path) -> Path:
     return Path(shutil.copytree(good / "finished", place / "run"))
 
 
+@pytest.mark.slow
 def test_more_steps_can_be_asked_for_when_a_run_is_resumed_and_are_kept(posttrain, place, done):
     exit_code, found = posttrain.json("resume", "run", "--steps", "3")
     assert exit_code == 0

@@ -102,6 +102,7 @@ def test_a_signal_finishes_the_step_saves_and_says_how_to_go_on(place, sent, exi
     assert (place / "run" / "checkpoints" / f"step-{done:06d}" / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_last_evaluation_of_a_stage_stops_the_pipeline_after_it(place):
     """The first stage is complete and evaluated. The second one has not begun, and `resume` begins it."""
     (place / "slow.py").write_text(SLOW.replace("PLACE", str(place)))
@@ -124,6 +125,7 @@ def test_a_signal_in_the_last_evaluation_of_a_stage_stops_the_pipeline_after_it(
     assert (place / "pipe" / "02-second" / "checkpoints" / "step-000001" / "manifest.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_reader_that_has_seen_enough_is_no_error_to_show():
     process = subprocess.run(
         f"{' '.join(POSTTRAIN)} explain grpo | head -1", shell=True, capture_output=True, text=True, timeout=600

@@ -111,6 +111,7 @@ def test_a_folder_above_a_named_path_counts_as_named():
     assert refusal(missing, ["--output=a/bc"]) is None
 
 
+@pytest.mark.slow
 def test_a_full_disk_behind_stdout_is_exit_code_3():
     with open("/dev/full", "wb") as full:
         command = [sys.executable, "-m", "posttrain", "explain", "grpo", "--json"]

@@ -33,6 +33,7 @@ def test_json_is_one_object_with_every_finding(rows, capsys):
     assert any("nan" in example for example in finding["examples"])
 
 
+@pytest.mark.slow
 def test_a_person_reads_whether_to_train(rows, capsys):
     assert run(["reward", "audit", planted("honest:marked"), "--data", rows, "--only", "contract"]) == 0
     assert "Nothing failed: 1 ok" in capsys.readouterr().out
@@ -40,6 +41,7 @@ def test_a_person_reads_whether_to_train(rows, capsys):
     assert "Do not train on this reward yet: 1 fail" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_reward_of_a_run_is_audited_on_its_data(rows, tmp_path, capsys):
     config = tmp_path / "run.yaml"
     config.write_text(

@@ -142,6 +142,7 @@ def test_any_value_at_any_setting_is_taken_and_saved_or_refused_in_words(path, v
         assert to_yaml(resolved).encode()
 
 
+@pytest.mark.slow
 def test_numbers_that_no_tensor_holds_are_refused_at_every_setting_that_is_a_number():
     numeric = [doc for doc in describe_fields() if "a number" in doc.type or "an integer" in doc.type]
     assert len(numeric) > 80

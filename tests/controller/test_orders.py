@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalogue import examples
@@ -248,6 +249,7 @@ def test_the_invariants_hold_in_any_order_and_it_always_ends(limits, choices, us
     check(limits, choices, user_ends, evaluates)
 
 
+@pytest.mark.slow
 @given(LIMITS, st.integers(0, 1 << 32), st.sampled_from((6, 12, 22)))
 @examples(100, 300)
 def test_they_hold_in_long_orders_with_few_or_many_faults(limits, seed, faults):

@@ -505,6 +505,7 @@ def test_tokens_are_those_of_the_operations_of_pytorch(rows, tokens, scale, temp
     torch.testing.assert_close(logprobs[same], expected_logprobs[same], rtol=2e-6, atol=2 * rounding)
 
 
+@pytest.mark.slow
 @needs_compiler
 def test_tokens_are_drawn_as_often_as_they_are_likely(found):
     """All pairs of 400 equally spaced numbers; a token of probability 0 is never drawn."""

@@ -271,6 +271,7 @@ def test_kernels_in_bfloat16_are_no_further_from_the_trainer_than_operations_of_
     assert error[False] <= 1.3 * error[True] + 1e-3
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_an_adapter_decodes_by_kernels_as_it_is_trained():
     model = lora_model(head_dim=32)

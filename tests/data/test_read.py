@@ -13,6 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import few
 from tests.data.samples import jsonl, rows_of, shared_file
 
 from posttrain.data import json_array
@@ -294,7 +295,7 @@ def talk_with_calls(arguments, column):
     return {**before, column: turns if column == "messages" else turns[1:], "tools": [tool]}
 
 
-@pytest.mark.parametrize("column", ["messages", "completion"])
+@pytest.mark.parametrize("column", few(["messages", "completion"], "messages"))
 @pytest.mark.parametrize("form", ["parquet", "saved", "in memory"])
 def test_calls_from_arrow_have_their_own_arguments_only(form, column, tmp_path):
     @given(st.lists(ARGUMENTS, min_size=1, max_size=4))

@@ -65,6 +65,7 @@ def test_the_examples_in_the_docstrings_hold():
     assert doctest.testmod(engine).failed == doctest.testmod(slots).failed == 0
 
 
+@pytest.mark.slow
 @examples(10, 25)
 @given(data=st.data())
 def test_a_random_mix_of_requests_gets_what_each_gets_alone(data):
@@ -207,6 +208,7 @@ def test_the_memory_of_a_call_is_given_back_when_it_ends(name, storage):
             gc.enable()
 
 
+@pytest.mark.slow
 def test_log_probabilities_do_not_depend_on_the_rows_beside():
     model, prompts = tiny_model("mistral, sliding window"), random_prompts((12, 2, 7))
     settings = Settings(temperature=0.7)

@@ -37,6 +37,7 @@ def sampler_of(model: nn.Module, lag: int, eos_ids: tuple[int, ...] = (EOS,)) ->
     return sampler
 
 
+@pytest.mark.slow
 @examples(5, 12)
 @given(data=st.data())
 def test_a_random_mix_of_requests_draws_the_same_with_every_lag(data):

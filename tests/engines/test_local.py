@@ -378,6 +378,7 @@ def test_a_policy_with_an_adapter_generates_what_its_merged_model_generates(shar
     assert expected != base, "an adapter that changes nothing tests nothing"
 
 
+@pytest.mark.slow
 def test_new_weights_and_their_version_are_used_and_recorded_once_they_are_delivered():
     policy, prompts = tiny_model(), random_prompts()
     own, shared = sampler_of(policy, shared=False), sampler_of(policy)

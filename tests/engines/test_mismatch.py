@@ -213,6 +213,7 @@ def test_side_by_side_the_policy_that_moves_is_no_mismatch_and_a_lie_is(place):
     assert alarm["evidence"]["cause"] == "temperature", alarm["message"]
 
 
+@pytest.mark.slow
 def test_an_engine_of_other_numerics_is_corrected_for(place):
     with Liar(place / "model").serving() as url:
         run = pt.train(config(place, "corrected", url), **{"train.steps": 1})

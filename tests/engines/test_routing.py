@@ -55,6 +55,7 @@ def test_a_dense_model_has_no_routers_and_no_such_metric():
     assert routing_difference(model, scoring(model), sampler_of(model).routes, PROMPTS[:2], COMPLETIONS[:2]) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows"), few([(MIXTURES[0], 20), *((name, 80) for name in MIXTURES)], (MIXTURES[0], 20))
 )
@@ -66,6 +67,7 @@ def test_in_float32_the_packed_pass_and_decoding_choose_the_same_experts(name, r
     assert found == Mean(0, 2 * tokens)
 
 
+@pytest.mark.slow
 def test_another_router_chooses_other_experts():
     model = tiny_model("qwen3-moe, experts")
     sampler = sampler_of(model)

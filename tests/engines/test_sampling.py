@@ -157,6 +157,7 @@ def test_streams_do_not_change_between_releases():
     assert stream(12345, 678, 9, 1).tolist() == [[0.5845303505193442, 0.3314026491716504]]
 
 
+@pytest.mark.slow
 def test_rounding_in_the_logits_hardly_ever_changes_the_token():
     """2e-5 of noise, 10 times the effect of padding. With one running sum over the vocabulary, some 15 draws change."""
     draws, vocab = 2_000, 8_000

@@ -67,6 +67,7 @@ def test_it_draws_what_the_cpu_draws_and_waits_for_nothing_but_old_ids(name, set
         assert device.events == passes(device) > 0
 
 
+@pytest.mark.slow
 def test_rows_of_several_temperatures_and_given_tokens_wait_for_nothing_either():
     model, (first, second) = policy("llama"), random_prompts((3, 6))
     requests = [
@@ -94,6 +95,7 @@ def in_any_precision(monkeypatch):
     monkeypatch.setattr(decoding_path, "HALF", (torch.float64, torch.bfloat16))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_any_precision")
 @pytest.mark.parametrize("name", few(["llama", "qwen2, tied", "lora"], "lora"))
 def test_rows_that_read_their_own_columns_draw_the_same(name):
@@ -166,6 +168,7 @@ def test_adapters_on_a_base_held_in_half_precision_decode_by_the_kernel(weights)
         assert device.waits == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", few(["shared", "taken", "copied"], "copied"))
 def test_slots_are_found_in_float32_however_a_call_decodes(monkeypatch, weights):
     """In bfloat16, no two methods agree for a deep model: a tolerance of 0 simulates such a model."""
@@ -193,6 +196,7 @@ def float32_policy(name: str = "qwen2, tied") -> nn.Module:
     return (lora_model("llama", head_dim=8) if name == "lora" else tiny_model(name, head_dim=8)).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(["qwen2, tied", "lora"], "qwen2, tied"))
 def test_a_call_casts_each_weight_once_and_leaves_the_policy_as_it_was(name):
     with second_device() as device:
@@ -213,6 +217,7 @@ def test_a_call_casts_each_weight_once_and_leaves_the_policy_as_it_was(name):
         assert device.waits == []
 
 
+@pytest.mark.slow
 def test_the_casts_draw_what_a_model_of_that_precision_draws():
     prompts = random_prompts((3, 9))
     with second_device():
@@ -223,6 +228,7 @@ def test_the_casts_draw_what_a_model_of_that_precision_draws():
     assert found == expected
 
 
+@pytest.mark.slow
 def test_weights_that_were_written_in_the_middle_of_a_call_are_decoded_with():
     """All weights become zero, so all tokens are equally likely."""
     requests = [Request(prompt_ids=(5, 6, n), max_new_tokens=n, given_ids=(7,) * n) for n in (1, 4)]
@@ -239,6 +245,7 @@ def test_weights_that_were_written_in_the_middle_of_a_call_are_decoded_with():
     assert logprobs[1][1:] == pytest.approx([equal] * 3, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_casts_of_older_weights_do_not_pass_for_the_weights_that_were_published(monkeypatch):
     """The planted fault: casts that outlive their call."""
     with second_device():
@@ -269,6 +276,7 @@ def test_a_policy_with_a_frozen_base_and_the_adapter_of_a_critic_is_published(ta
         assert sampler.probe(*given, temperature=1.0) == sampler.score(*given, temperature=1.0)
 
 
+@pytest.mark.slow
 def test_a_model_that_nobody_trains_is_stored_as_it_computes():
     with second_device() as device:
         sampler = LocalSampler.of(loaded(tiny_model(head_dim=8)), "taken")
@@ -283,6 +291,7 @@ def test_a_model_that_nobody_trains_is_stored_as_it_computes():
 # --- faults that the second device finds -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_planted_read_in_the_loop_is_found(monkeypatch):
     class Curious(engine.Draw):
         def __call__(self, logits_BV, rows):

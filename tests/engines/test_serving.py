@@ -77,6 +77,7 @@ class Dies(StubServer):
             yield choice
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_the_middle_is_replaced_nothing_is_lost_and_it_is_said_in_one_line(place, capfd):
     server = Dies(place / "model")
     with server.serving() as url:
@@ -104,6 +105,7 @@ def test_a_server_with_other_weights_answers_nothing_and_its_log_is_named(place)
     shutil.rmtree(folder)
 
 
+@pytest.mark.slow
 def test_a_run_that_sampled_with_servers_is_evaluated_with_servers(place, capsys):
     settings = {
         "model": {"path": str(place / "model"), "device": "cpu"},
@@ -134,6 +136,7 @@ def test_a_run_that_sampled_with_servers_is_evaluated_with_servers(place, capsys
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(here.to_json()))
 
 
+@pytest.mark.slow
 def test_a_conversation_is_answered_by_a_server(place, capsys):
     with ChatSession(place / "model", max_completion_length=8) as here:
         expected = [here.ask("abc"), here.ask("dcba")]

@@ -238,6 +238,7 @@ def test_a_server_that_only_seems_to_sleep_or_to_wake_is_found_and_said_by_its_n
     assert any(WRONG[kind] in text for text in said), said
 
 
+@pytest.mark.slow
 def test_a_server_that_somebody_left_asleep_is_woken(place, shares):
     """Its trainer was killed during the sleep: the next one finds a server without weights, but with requests."""
     server = StubServer(place / "model")
@@ -354,6 +355,7 @@ def test_on_a_gpu_of_its_own_it_takes_what_vllm_takes_and_never_sleeps():
     assert not {"--enable-sleep-mode", "--gpu-memory-utilization"} & set(arguments(launch, 8000))
 
 
+@pytest.mark.slow
 def test_on_a_cpu_nobody_sleeps(place):
     """vLLM's CPU build refuses --enable-sleep-mode, and answers /sleep with 200 but frees no memory."""
     server = StubServer(place / "model")

@@ -26,6 +26,7 @@ def alone(sampler: LocalSampler, settings: Settings | None = None) -> bool:
     return stand_alone(call, sampler.open(call, draw, 8).rows, draw, sampler.device)
 
 
+@pytest.mark.slow
 @needs_kernels
 @catalogue("name", sorted(CONFIGS))
 def test_rows_of_plain_decoders_stand_alone_by_kernels(name):

@@ -154,6 +154,7 @@ def test_without_a_lead_every_token_is_of_the_newest_version(place):
     assert all(step["mismatch/k3"] < 1e-6 for step in run.metrics), "the trainer's log-probabilities are used"
 
 
+@pytest.mark.slow
 def test_stop_strings_end_a_completion_where_the_local_sampler_ends_it(place):
     server = StubServer(place / "model")
     with server.serving() as url:

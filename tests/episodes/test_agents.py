@@ -127,6 +127,7 @@ def test_another_history_is_another_context_of_the_same_trajectory():
             assert words.decode(list(one.ids[begin:end])) == f"user {letter} assistant b <eos> user c assistant"
 
 
+@pytest.mark.slow
 def test_of_two_conversations_each_goes_on_from_its_own_ids():
     asked = prompts(4)
     with agents("alternates") as own:
@@ -329,6 +330,7 @@ def test_a_client_of_openai_calls_tools_of_its_own(openai):
     assert all(rewards([one])[0] in (0.2, 0.5, 0.7, 1.0) for one in called if not one.truncated)
 
 
+@pytest.mark.slow
 def test_a_stream_is_the_answer_in_parts(openai):
     asked = prompts(8)
     with agents("streams", file="openai_agents.py") as own:

@@ -31,6 +31,7 @@ def living() -> set[psutil.Process]:
     return {one for one in psutil.Process().children(recursive=True) if one.is_running() and one.status() != "zombie"}
 
 
+@pytest.mark.slow
 def test_an_answer_that_calls_nothing_is_a_trajectory_of_one_piece():
     """It has the same ids and log-probabilities as the sampler's, and needs no process."""
     with episodes(tools=["look"]) as one:
@@ -87,6 +88,7 @@ def test_how_long_tools_take_changes_nothing():
     assert any(completion.given for completion in chain(*found[0]))
 
 
+@pytest.mark.slow
 def test_the_sampler_scores_what_it_drew_in_its_context():
     """A later turn has the log-probabilities of its whole context after a new prefill."""
     with episodes("Guess") as one:
@@ -131,6 +133,7 @@ def test_a_conversation_that_the_environment_opens_begins_with_it():
         assert completion.episode.reward == 0.5
 
 
+@pytest.mark.slow
 def test_split_gives_each_turn_its_own_history():
     with episodes("Guess") as kept, episodes("Guess") as own:
         split = replace(own, scene=replace(own.scene, bridge=replace(own.scene.bridge, history="split")))

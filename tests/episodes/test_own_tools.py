@@ -160,6 +160,7 @@ def test_a_step_without_a_message_is_an_error(answer):
         conduct(Silent).step({"role": "assistant", "content": "a"}, [])
 
 
+@pytest.mark.slow
 def test_a_prompt_of_the_environments_own_stands_in_place_of_the_rows():
     with episodes("Keeper") as one:
         asked = prompts(8)

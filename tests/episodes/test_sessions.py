@@ -155,6 +155,7 @@ def test_what_an_environment_has_started_ends_with_it(opened, sleepers):
     assert not lasting(sleepers)
 
 
+@pytest.mark.slow
 def test_a_host_that_was_killed_is_started_again(opened):
     sessions = world("Guess")
     opened.append(sessions)
@@ -205,6 +206,7 @@ def test_a_reply_that_nobody_has_read_outlives_its_process(opened):
     assert sessions.wait(session).value == {"done": True, "reward": 1.0}
 
 
+@pytest.mark.slow
 def test_whoever_waits_when_the_host_ends_is_told(opened):
     sessions = world("Guess", settings={"pause": 20.0})
     opened.append(sessions)

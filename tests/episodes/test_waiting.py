@@ -29,6 +29,7 @@ def come(one: Episodes, pauses: Sequence[float], rows: int = 64) -> list[tuple[i
     return [(place, completion) for place, _, completion in one.each(own, settings, group_size=1, seed=3)]
 
 
+@pytest.mark.slow
 def test_calls_are_waited_for_side_by_side_and_change_nothing():
     """If the calls were made one after the other, nothing would be drawn during any of them."""
     found = []
@@ -44,6 +45,7 @@ def test_calls_are_waited_for_side_by_side_and_change_nothing():
     assert found[0] == found[1]
 
 
+@pytest.mark.slow
 @needs_kernels
 def test_whoever_is_ready_comes_back_where_rows_stand_alone():
     """Each trajectory draws the same bits in any batch, and also alone."""

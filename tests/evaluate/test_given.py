@@ -62,6 +62,7 @@ def test_a_run_is_measured_again_as_it_measured_itself(folder, algorithm, data, 
         assert again[name]["mean"] == pytest.approx(trained.evaluation["trained"][name]["mean"], abs=1e-4)
 
 
+@pytest.mark.slow
 def test_the_settings_of_the_run_that_decide_a_number_are_kept(folder):
     """The answers of a conversation that count, the longest rows, the number of rows, and the confidence level."""
     settings = {"data": {"train_on": "last"}, "evaluation": {"prompts": 4, "confidence": 0.5}}

@@ -51,6 +51,7 @@ def train(folder, name, **more):
     return posttrain.train(config, **more)
 
 
+@pytest.mark.slow
 def test_drift_is_the_fall_of_the_former_answers_per_token(folder):
     run = train(folder, "run", rewards=[lambda prompt, completion: float(len(completion))])
     before, now = (Answered.read(run.folder / "evaluations", side) for side in ("baseline", "trained"))
@@ -69,6 +70,7 @@ def test_drift_is_the_fall_of_the_former_answers_per_token(folder):
     assert others["unchanged"] == sum(same) / 4
 
 
+@pytest.mark.slow
 def test_a_model_that_did_not_move_has_no_drift(folder):
     others = train(folder, "still", **{"train.learning_rate": 0.0}).evaluation["others"]
     assert (others["drift"]["mean"], others["unchanged"]) == (pytest.approx(0.0, abs=1e-7), 1.0)

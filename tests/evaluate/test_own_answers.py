@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_each_prompt_has_its_best_answer_that_ended(folder):
     longest = own_answers(
         str(folder / "model"),

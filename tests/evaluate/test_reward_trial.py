@@ -216,6 +216,7 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_share_of_groups_that_teach_is_that_of_the_models_answers(config, capsys):
     code, trial = tried(capsys, str(config), "--prompts", "16", "-k", "8")
     model = trial["model"]
@@ -229,6 +230,7 @@ def test_the_share_of_groups_that_teach_is_that_of_the_models_answers(config, ca
     assert finding["measured"] == shares[1]
 
 
+@pytest.mark.slow
 def test_a_reward_without_signal_is_said_to_teach_nothing(config, folder, capsys):
     entry = f"rewards=[{{function: {folder}/rewards.py:deaf}}]"
     code, trial = tried(capsys, str(config), entry, "--prompts", "8")
@@ -254,6 +256,7 @@ def test_groups_that_differ_only_by_shaping_are_a_warning(config, folder, capsys
     assert text_of(trial, "right answers").endswith("by strict: groups differ only by shaping, no answer was right")
 
 
+@pytest.mark.slow
 def test_right_answers_beside_shaping_are_counted(config, folder, capsys):
     entry = f"rewards=[{{name: exact_match}}, {{function: {folder}/rewards.py:kind, weight: 0.1}}]"
     _, trial = tried(capsys, str(config), entry, "--prompts", "16")
@@ -265,6 +268,7 @@ def test_fewer_answers_than_a_group_has_are_refused(config, capsys):
     assert "2 answers to each prompt, for groups of 4" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_cut_answers_are_held_against_the_guard(config, capsys):
     short = "sampling.max_completion_length=2"
     assert status(tried(capsys, str(config), short, "--prompts", "4")[1])["truncated answers"] == "fail"
@@ -272,6 +276,7 @@ def test_cut_answers_are_held_against_the_guard(config, capsys):
     assert status(tried(capsys, str(config), *allowed, "--prompts", "4")[1])["truncated answers"] == "ok"
 
 
+@pytest.mark.slow
 def test_the_same_config_gives_the_same_trial(config):
     from posttrain.config import load_config
 
@@ -303,6 +308,7 @@ def test_the_rows_are_a_random_sample_of_all_of_them(tmp_path, capsys):
     assert reward["high"] < 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", few(["0.0", "1.0"], "0.0"))
 def test_prompts_that_are_nearly_all_too_hard_or_too_easy_speak_against_a_run(config, tmp_path, capsys, value):
     (tmp_path / "few.py").write_text(

@@ -83,6 +83,7 @@ def test_every_run_whose_model_writes_answers_before_and_after(folder, ranked):
     assert "writing" not in reward_model.evaluation
 
 
+@pytest.mark.slow
 def test_a_run_that_samples_its_evaluations_draws_no_other_answers(folder):
     run = train(folder, "reused", "grpo", "prompts", rewards=[{"name": "exact_match"}])
     lines = (run.folder / "evaluations" / "trained.jsonl").read_text().splitlines()

@@ -37,6 +37,7 @@ def seen(run: Simulated, folder: Path, limits: Limits = LIMITS) -> float:
     return idle
 
 
+@pytest.mark.slow
 def test_an_engine_does_one_thing_at_a_time_and_no_publication_or_loss_is_missing(tmp_path):
     all_found = Counter[str]()
     for seed in range(40):
@@ -58,6 +59,7 @@ def test_an_engine_does_one_thing_at_a_time_and_no_publication_or_loss_is_missin
     assert all_found["published"] > 200
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_ended_for_a_step_is_lost_once_and_sleeps_are_seen(tmp_path):
     limits, found, lost = replace(LIMITS, run_ahead=0, max_staleness=0, in_turns=True), Counter[str](), 0
     for seed in range(20):

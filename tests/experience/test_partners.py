@@ -79,6 +79,7 @@ def test_prompts_that_are_all_the_same_are_refused_before_anything_is_scored(tmp
     assert not list((tmp_path / "run").glob("references*"))
 
 
+@pytest.mark.slow
 def test_rows_without_a_partner_are_counted_and_the_others_are_trained_on(tmp_path):
     """The prompt of one row leaves no room for the answer of another one in a context of 64 tokens."""
     rows = [*labels(*"abcdefg", answers=["c" * 20, "d" * 20]), {"prompt": "x" * 50, "completion": "c", "label": True}]
@@ -94,6 +95,7 @@ def test_updates_of_one_row_are_refused_before_the_model_is_loaded(tmp_path):
         train(config(tmp_path, labels(*"abcd"), prompts_per_step=4, minibatches=4))
 
 
+@pytest.mark.slow
 def test_a_run_warns_of_special_tokens_in_its_data(tmp_path):
     rows = labels(*"abcdefgh")
     rows[3]["completion"] = "b<eos>a"

@@ -356,6 +356,7 @@ def scored(start, empty_cache, monkeypatch):
     return lambda settings=None: counted(monkeypatch, start, settings) > 0
 
 
+@pytest.mark.slow
 def test_what_decides_a_bit_of_the_numbers_has_a_file_of_its_own(scored, folder, monkeypatch):
     """Another packing of the rows, or another attention kernel, changes the last bits."""
     train = {"steps": STEPS, "prompts_per_step": ROWS, "learning_rate": 1e-3}

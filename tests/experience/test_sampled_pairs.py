@@ -210,6 +210,7 @@ def test_the_file_is_preference_data_for_any_reader(first: Run):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", few([1, 12], 1))
 def test_a_second_round_starts_from_the_first_and_may_keep_its_pairs(folder, first: Run, steps: int):
     second = config(folder, f"second {steps}")
@@ -250,6 +251,7 @@ def test_a_run_that_is_killed_and_resumed_is_the_same_run(folder, first: Run, ph
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
 
 
+@pytest.mark.slow
 def test_rewards_that_tell_nothing_apart_are_an_error_that_says_so(folder):
     with pytest.raises(DataError, match=r"135 prompts x 4 answers: 0 pairs; 135 prompts without a pair: 135 tie"):
         train(config(folder, "ties", "same"))

@@ -45,6 +45,7 @@ def test_the_card_of_every_kind_of_run_has_its_parts(runs: Runs, kind: str):
     assert re.search(rf"^\| {MEASURED[kind]}.* \| [-\d.]+ \(.* to .*\) \| [-\d.]+ \(.* to .*\) \| 6 \|$", text, re.M)
 
 
+@pytest.mark.slow
 def test_the_card_says_which_texts_end_an_answer_and_what_generate_needs_for_them(runs: Runs):
     text = card_of(runs, "stopping")
     assert 'Answers also end at these texts: `"zz"`, `"a"`' in text

@@ -86,6 +86,7 @@ def test_answers_of_an_export_end_where_those_of_its_run_do(runs: Runs):
         model.generate(**inputs, max_new_tokens=8)
 
 
+@pytest.mark.slow
 def test_posttrain_opens_an_export_with_stop_strings_and_exports_it_again_with_them(runs: Runs, tmp_path: Path):
     folder = runs.export("stopping").folder
     trained = runs.run("stopping") / "checkpoints" / "step-000002" / "model"

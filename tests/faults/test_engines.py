@@ -191,6 +191,7 @@ def only_after_training(each):
     return asked
 
 
+@pytest.mark.slow
 def test_a_prompt_of_an_evaluation_that_does_not_fit_is_refused_as_without_engines(place):
     long = {"evaluation": {"prompts": 4, "samples": 1, "writing": 0, "max_completion_length": 100_000}}
     said = list[str]()

@@ -58,6 +58,7 @@ def train(folder: str, function: str, seconds: str, steps: str) -> None:
     posttrain.train(config)
 
 
+@pytest.mark.slow
 def test_a_reward_that_hangs_beyond_its_timeout_ends_the_run_with_the_stacks_of_all_threads(folder):
     started = time.monotonic()
     ended = run_alone(train, str(folder), "hangs", "8", "3")

@@ -105,6 +105,7 @@ def answers(seed: int, n: int = 60) -> tuple[list[float], list[float], list[int]
     return list(p), list(y), list(owners)
 
 
+@pytest.mark.slow
 def test_a_calibrated_model_of_clustered_steps_is_rarely_called_wrong():
     """The promise is at most 2.5%."""
     found = [answers(seed) for seed in range(200)]

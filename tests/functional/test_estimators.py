@@ -104,6 +104,7 @@ def test_a_group_judged_both_ways_counts_with_its_correct_share():
     assert majority_at_k(["A", "A", "A", "B"], [True, True, False, False], 4) == pytest.approx(2 / 3)
 
 
+@pytest.mark.slow
 def test_too_many_subsets_are_drawn_from_the_seed_and_agree_with_the_exact_count():
     """C(30, 15) is 155 million. All answers are in one group or unreadable: without ties, both definitions agree."""
     answers = [*["A"] * 12, *["B"] * 3, *[None] * 15]

@@ -79,6 +79,7 @@ def done(folder) -> Pipeline:
     return trained
 
 
+@pytest.mark.slow
 def test_the_result_names_every_stage_its_model_and_what_was_measured(done, folder):
     assert done.folder == folder / "done"
     assert [(stage.name, stage.algorithm) for stage in done.stages] == [("sft", "sft"), ("grpo", "grpo")]
@@ -119,6 +120,7 @@ def test_a_finished_pipeline_resumes_to_itself(done):
         posttrain.resume(done.folder, steps=9)
 
 
+@pytest.mark.slow
 def test_a_stage_is_trained_further_in_a_copy_alone(done, tmp_path):
     """A pipeline would neither continue with a stage whose settings changed, nor with later stages that began without
     it."""

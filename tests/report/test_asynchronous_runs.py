@@ -51,6 +51,7 @@ def run(folder: Path, screen: io.StringIO) -> Run:
     return train(config, view=TerminalView(screen))
 
 
+@pytest.mark.slow
 def test_the_timeline_shows_what_each_did_and_agrees_with_the_metrics(run):
     events = events_of(run.folder / FILE)
     spans = list(spans_of(events))

@@ -317,6 +317,7 @@ def _write_slowly(folder: str, steps: int, seen: Semaphore) -> None:
     time.sleep(60)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_being_written_is_shown_as_far_as_it_is(tmp_path):
     folder = write_run(tmp_path / "runs" / "now")
     write_lines(folder / "events.jsonl", [{"time": "2026-11-20T10:00:00+00:00", "step": 0, "kind": "start"}])

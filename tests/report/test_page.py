@@ -203,6 +203,7 @@ def test_steps_can_be_told_in_tokens_and_in_seconds(run_folder):
     assert clock["seconds"][-1] == [60, pytest.approx(sum(row["time/step"] for row in rows))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", few([10_000, 30_000], 10_000))
 def test_a_long_run_has_a_page_of_bounded_size_that_keeps_its_spikes(run_folder, steps):
     rows = [{"step": step, "reward": float(step == 7_777), "num_tokens": step} for step in range(1, steps + 1)]

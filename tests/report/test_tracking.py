@@ -226,6 +226,7 @@ def test_a_tracker_that_fails_is_a_warning_and_the_run_goes_on(tmp_path, capfd):
     assert_complete(folder, "tensorboard")
 
 
+@pytest.mark.slow
 def test_one_that_takes_too_long_is_left_to_it(tmp_path, monkeypatch, capfd):
     config = config_in(tmp_path, report_to=["tensorboard"], train={"steps": 1, "prompts_per_step": 2})
     monkeypatch.setattr(followers, "LAST_SECONDS", 0.0)
@@ -262,6 +263,7 @@ def test_a_tracker_that_is_named_twice_is_told_once(tmp_path, capfd):
     assert "report_to" not in capfd.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_follower_that_is_killed_is_said_to_be(tmp_path):
     said = list[str]()
     view = SimpleNamespace(event=lambda kind, text: said.append(text))
@@ -353,6 +355,7 @@ def test_weights_and_biases_is_written_to_files_where_nobody_is_logged_in(tmp_pa
     assert sent.where == f"wandb sync {wandb_files(folder)[0].parent}"
 
 
+@pytest.mark.slow
 def test_of_several_times_every_folder_is_named_in_order(tmp_path):
     folder = write_run(tmp_path / "run")
     follow(folder, "wandb")

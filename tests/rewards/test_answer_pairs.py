@@ -43,6 +43,7 @@ def test_every_departure_from_a_label_has_its_reason(ours, file):
     assert departures == {key for key in ours.REASONS if key[0] == file}
 
 
+@pytest.mark.slow
 def test_qwens_answers_are_judged_as_math_verify_judges_them(benchmark):
     pairs = list(benchmark.pairs("answer_pairs_qwen_math100.jsonl"))
     assert len(pairs) == 800
@@ -66,11 +67,13 @@ def test_with_its_conventions_declared_we_err_no_more_than_math_verify(benchmark
     assert rejects <= their_rejects
 
 
+@pytest.mark.slow
 def test_the_options_of_the_rows_settle_what_the_conventions_do_not(ours):
     pairs = list(ours.pairs("answer_pairs_math_verify.jsonl", lenient=True, declared=True))
     assert ours.counts(pairs, ours=True)[1:] == (2, 3)
 
 
+@pytest.mark.slow
 def test_a_declared_option_brings_the_lenient_reading_back(ours):
     """The rows that math-verify reads with decimal commas, and those that leave a computation unfinished."""
     rows = {pair.row: pair for pair in ours.pairs("answer_pairs_math_verify.jsonl")}

@@ -191,6 +191,7 @@ class NeverThere(OnAnotherMachine):
     there = False
 
 
+@pytest.mark.slow
 def test_calls_of_a_worker_that_is_lost_with_its_machine_are_made_elsewhere(hostile, children, monkeypatch):
     """The interrupted call may be innocent, so it is repeated; a call that loses three machines counts as their
     killer."""
@@ -255,6 +256,7 @@ def ended(process):
         return True
 
 
+@pytest.mark.slow
 def test_workers_score_side_by_side(reward_file, built):
     """Each call waits until four processes have begun calls."""
     meets = """

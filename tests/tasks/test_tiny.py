@@ -97,6 +97,7 @@ def test_demonstrations_train_the_answer_and_its_end_and_are_no_held_out_problem
     assert text == f"<bos>{row['prompt']}" + "".join(f"[{letter}]" for letter in row["answer"]) + "[<eos>]"
 
 
+@pytest.mark.slow
 def test_imitation_raises_the_probability_of_the_demonstrations_and_of_nothing_it_does_not_see():
     recipe = replace(QUICK, steps=30, learning_rate=1e-2)
     tokenizer = build_tokenizer()

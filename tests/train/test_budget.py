@@ -66,6 +66,7 @@ def test_it_ends_with_the_step_that_reaches_its_seconds(folder):
     assert run.seconds == pytest.approx(spent[-1])
 
 
+@pytest.mark.slow
 def test_one_that_is_gone_on_with_knows_what_it_has_spent(folder, whole):
     limit = whole.metrics[2]["num_tokens"]
     run = train(folder, "stopped", **{"train.steps": 2, "train.stop_after_tokens": limit})

@@ -86,6 +86,7 @@ def events(run: Run, kind: str) -> list[str]:
     return [event["message"] for event in map(json.loads, lines) if event["kind"] == kind]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], torch.float32))
 def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folder, monkeypatch):
     run = train(folder, f"packed-{dtype}", monkeypatch, replace(EVERYTHING, dtype=dtype))
@@ -98,6 +99,7 @@ def test_a_run_samples_from_packed_weights_and_proves_each_delivery(dtype, folde
     assert events(run, "compute") == [f"{run.trainer.loaded.compute.describe()} (planted)"]
 
 
+@pytest.mark.slow
 def test_float32_products_through_onednn_and_packed_sampling_change_rounding_only(folder, monkeypatch):
     """One step from the same start draws the same samples, and the log-probabilities agree to 1e-4."""
     plain = train(folder, "plain", monkeypatch, Compute(), steps=1)
@@ -130,6 +132,7 @@ def test_a_resumed_run_computes_as_it_began_and_ends_in_the_same_bits(name, ever
     assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(resumed).items())
 
 
+@pytest.mark.slow
 def test_a_run_that_began_before_there_was_a_choice_goes_on_in_the_plain_way(folder, monkeypatch):
     stopped = train(folder, "earlier", monkeypatch, Compute(), steps=1)
     assert not (stopped.folder / computing.FILE).exists()
@@ -138,12 +141,14 @@ def test_a_run_that_began_before_there_was_a_choice_goes_on_in_the_plain_way(fol
     assert resumed.trainer.loaded.compute == Compute()
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_the_choice_of_another_computes_like_it(folder, monkeypatch):
     (folder / "repeated").mkdir()
     EVERYTHING.write(folder / "repeated" / computing.FILE)
     assert train(folder, "repeated", monkeypatch, Compute(), steps=1).trainer.loaded.compute == EVERYTHING
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_elsewhere_says_that_its_bits_will_differ(folder, monkeypatch):
     stopped = train(folder, "moved", monkeypatch, replace(EVERYTHING, machine="another processor"), steps=1)
     here = replace(EVERYTHING, matmul="plain")
@@ -173,6 +178,7 @@ def test_a_run_whose_kernels_are_gone_goes_on_without_them_and_says_so(folder, m
     assert "no compiled kernels: POSTTRAIN_KERNELS = torch" in events(resumed, "compute")[-1]
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_evaluated_as_the_run_computed(folder, monkeypatch):
     run = train(folder, "evaluated", monkeypatch, steps=1)
     found = posttrain.evaluate(run.folder).to_json()

@@ -120,6 +120,7 @@ def test_a_critic_that_reads_other_ids_is_refused(folder):
 # --- what learns, and when --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @two_kinds
 def test_in_its_warm_up_the_critic_learns_and_the_policy_stays(folder, kind):
     settings = {"critic.warmup_steps": 2, "train.steps": 3, "train.minibatches": 1, "algorithm.kl_coef": 0.1}
@@ -229,6 +230,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(folder, kind):
     assert plain["algorithm"]["kl_coef"] != 0.02
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_another_critic_is_refused(folder):
     checkpoint = train(folder, "critic-a", **{"train.steps": 1, "lora.rank": 2}).checkpoints.newest()
     other = train(folder, "critic-b", **{"train.steps": 1, "lora.rank": 2, "critic.kind": "shared"})

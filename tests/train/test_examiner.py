@@ -126,6 +126,7 @@ def test_no_two_copies_of_the_model_are_there_at_once(policy, groups, monkeypatc
     assert there == [0, 0, 0], "two versions, and a copy in another precision"
 
 
+@pytest.mark.slow
 def test_without_memory_for_a_copy_the_trainer_alone_is_asked_and_engines_once(policy, groups, monkeypatch):
     made, left, asked, copied = [], [], [], mismatch.plain_copy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from tests.engines.policies import lora_model, random_prompts, tiny_tokenizer
 from torch import nn
@@ -51,6 +52,7 @@ def drawn(model: nn.Module, version: int) -> list[Group]:
     return groups
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_older_weights_are_found_beside_a_base_that_is_held_in_half_precision():
     model = hold_in(lora_model(), torch.bfloat16)

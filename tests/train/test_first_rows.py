@@ -67,6 +67,7 @@ def test_of_prompts_it_is_shown_what_the_model_will_read(tmp_path: Path):
     assert kept.startswith(f"--- prompt\n{line[8:]}\n")
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_what_was_shown(tmp_path: Path):
     run = posttrain.train(config(tmp_path, "dpo", "task:pairs/taste"))
     kept = (run.folder / "samples.txt").read_text()

@@ -117,6 +117,7 @@ def test_a_step_is_computed_again_in_halves_with_the_same_numbers(folder, monkey
     assert warnings_of(plain) == []
 
 
+@pytest.mark.slow
 def test_a_resumed_run_splits_as_the_other_would_have(folder, monkeypatch):
     with monkeypatch.context() as patch:
         holding(patch, 60)

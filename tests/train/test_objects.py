@@ -161,6 +161,7 @@ def test_what_is_no_data_is_refused_by_both_in_the_same_words(name, model, tmp_p
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_loaded_model_and_its_tokenizer_are_a_model(model, tmp_path, from_a_file):
     """A loaded model is trained and evaluated as its folder is; the caller's own weights do not change."""
     given = AutoModelForCausalLM.from_pretrained(model), AutoTokenizer.from_pretrained(model)

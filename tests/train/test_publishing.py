@@ -49,6 +49,7 @@ def column(run: Run, name: str) -> list[float | None]:
     return [row.get(name) for row in run.metrics]
 
 
+@pytest.mark.slow
 def test_the_data_gets_older_until_the_weights_are_published(run):
     assert column(run, "staleness/mean") == column(run, "staleness/max") == column(run, "staleness/min")
     assert column(run, "staleness/mean") == [0, 1, 2, 0, 1, 2]
@@ -65,10 +66,12 @@ def test_the_sampler_is_further_from_the_trainer_the_older_its_weights_are(run):
     assert max(fresh, again) < 1e-5 < one < two
 
 
+@pytest.mark.slow
 def test_without_it_every_step_is_fresh(folder):
     assert column(train(folder, "fresh", **{"train.publish_every": 1, "train.steps": 3}), "staleness/max") == [0.0] * 3
 
 
+@pytest.mark.slow
 def test_evaluations_judge_the_present_weights_and_not_those_that_sample(folder, run):
     """This also holds between two publications: after five of six steps the sampler still has version 3."""
     stopped = train(folder, "five", **{"train.steps": 5})

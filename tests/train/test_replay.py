@@ -123,12 +123,7 @@ RUNS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-IN_SHORT = (
-    "dynamic sampling",
-    "a critic of its own, on rewards of tokens",
-    "adapters with dropout",
-    "a reward model",
-)
+IN_SHORT = ("dynamic sampling", "a critic of its own, on rewards of tokens")
 
 
 @pytest.mark.parametrize("name", few(RUNS, *IN_SHORT))
@@ -165,6 +160,7 @@ def test_an_asynchronous_run_is_repeated_which_no_seed_could_do(folder):
         pt.replay(run, **{"train.minibatches": 99})
 
 
+@pytest.mark.slow
 def test_the_bits_are_those_of_the_checkpoint_and_not_only_said_to_be(run):
     result = pt.replay(run)
     last = "checkpoints/step-000004/state/tensors.safetensors"
@@ -196,6 +192,7 @@ def test_a_replay_starts_in_the_middle_and_ends_there(run):
     assert (result.folder / "checkpoints" / "step-000003" / "model").is_dir(), "a model that the run did not keep"
 
 
+@pytest.mark.slow
 def test_without_its_first_checkpoint_a_run_starts_from_its_model(copy):
     shutil.rmtree(copy / "checkpoints" / "step-000000")
     assert pt.replay(copy).first == 3, "the oldest checkpoint that exists"
@@ -305,6 +302,7 @@ def test_a_difference_is_told_by_tensor_and_size(copy):
     ]
 
 
+@pytest.mark.slow
 def test_every_byte_of_a_rollout_file_counts(run, tmp_path):
     file = run / "rollouts" / "step-000001.parquet"
     content, whole = file.read_bytes(), read_rollouts(run, 1)
@@ -320,6 +318,7 @@ def test_every_byte_of_a_rollout_file_counts(run, tmp_path):
         assert found == whole, f"the reader does not read byte {place}"
 
 
+@pytest.mark.slow
 def test_a_file_of_another_step_or_program_and_a_gap_are_told(run, tmp_path_factory):
     def broken(how: Callable[[Path], object]) -> str:
         copy = Path(shutil.copytree(run, tmp_path_factory.mktemp("broken") / "run"))
@@ -341,6 +340,7 @@ def test_a_file_of_another_step_or_program_and_a_gap_are_told(run, tmp_path_fact
 # --- changes that would make a replay meaningless ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_another_version_or_machine_is_refused_and_a_remark_of_a_what_if(run, monkeypatch):
     elsewhere = {"machine": "another processor", "threads": 1}
     monkeypatch.setattr(replaying, "computed_on", lambda device: elsewhere)
@@ -355,6 +355,7 @@ def test_another_version_or_machine_is_refused_and_a_remark_of_a_what_if(run, mo
         pt.replay(run)
 
 
+@pytest.mark.slow
 def test_the_threads_are_those_of_the_run_and_ours_are_given_back(copy):
     threads = torch.get_num_threads()
     for path in sorted((copy / "checkpoints").iterdir()):
@@ -366,6 +367,7 @@ def test_the_threads_are_those_of_the_run_and_ours_are_given_back(copy):
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_another_start_model_is_refused_where_it_has_a_say(folder, tmp_path):
     tiny_model(tmp_path / "model")
     adapted = train(folder, "adapted", model=str(tmp_path / "model"), lora={"rank": 2}, **{"train.steps": 1})
@@ -418,6 +420,7 @@ def test_a_setting_of_the_same_value_is_a_what_if_without_a_difference(run):
     assert set(result.apart.values()) == {0.0}
 
 
+@pytest.mark.slow
 def test_a_critic_that_the_run_did_not_have_starts_anew(run):
     result = pt.replay(run, algorithm="ppo")
     assert any("the critic is not the run's critic" in note for note in result.notes)
@@ -437,6 +440,7 @@ def test_settings_that_decide_nothing_and_algorithms_of_other_data_are_refused(r
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_command_says_what_was_compared_and_its_exit_code_whether_it_was_the_same(copy, capsys):
     from posttrain.cli import run as command
 

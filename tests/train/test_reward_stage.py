@@ -223,6 +223,7 @@ def test_the_split_into_microbatches_does_not_change_a_reward_model(folder):
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_margins_of_the_data_are_read_when_asked_for_and_told_when_not(folder):
     settings = config(folder, "")
     rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]

@@ -51,6 +51,7 @@ def test_a_folder_that_is_being_set_up_is_left_alone(config):
     assert run_folder(load_config(config, {}).config) == Path("runs/demo-sft-2")
 
 
+@pytest.mark.slow
 def test_what_train_returns_stands_for_its_folder(config):
     run = pt.train(config)
     assert os.fspath(run) == str(run.folder)
@@ -61,6 +62,7 @@ def test_what_train_returns_stands_for_its_folder(config):
     assert (resumed.folder, resumed.step) == (run.folder, 2)
 
 
+@pytest.mark.slow
 def test_a_pipeline_stands_for_its_folder(config):
     stages = [{"name": "sft", "algorithm": "sft"}]
     pipeline = pt.train({**config, "output": "runs/one", "stages": stages})

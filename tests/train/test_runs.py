@@ -52,6 +52,7 @@ def warnings_of(run) -> list[str]:
     return [event["message"] for event in map(json.loads, lines) if event["kind"] == "warning"]
 
 
+@pytest.mark.slow
 def test_few_held_out_rows_are_warned_of_where_more_were_asked_for(folder, plain):
     asked = train(folder, "few", **{"evaluation.prompts": 64, "train.steps": 1})
     (said,) = [warning for warning in warnings_of(asked) if "held out" in warning]
@@ -250,6 +251,7 @@ def test_rows_and_events_are_on_disk_before_the_checkpoint_that_needs_them(folde
     assert order == ["events.jsonl", "checkpoint", "metrics.jsonl", "events.jsonl", "checkpoint"]
 
 
+@pytest.mark.slow
 def test_a_run_of_which_all_comes_from_the_checkpoint_asks_for_no_more_of_its_start(folder, tmp_path):
     start = tiny_model(tmp_path / "start")
     run = train(folder, "start-alone", model=str(start))
@@ -297,6 +299,7 @@ def test_a_column_that_one_row_has_is_there_in_every_step(folder):
     assert [row["unscored_fraction"] for row in run.metrics] == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_a_function_of_one_row_keeps_its_default_where_the_row_lacks_the_column(folder):
     rows = [{"prompt": f"say {letter}"} | ({"scale": 2.0} if letter in "ce" else {}) for letter in "abcdefgh"]
     (folder / "scaled.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

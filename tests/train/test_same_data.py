@@ -88,6 +88,7 @@ def begun(tmp_path: Path, model: Path, algorithm: str, **data: Any) -> Path:
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", few(COLUMNS, "grpo"))
 def test_rows_in_another_order_are_another_run(tmp_path, model, algorithm):
     folder = begun(tmp_path, model, algorithm)
@@ -138,6 +139,7 @@ GRPO_CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", few(GRPO_CHANGES, "one more in front"))
 def test_prompts_that_changed_are_said_too(tmp_path, model, change):
     """Otherwise their held-out answers would be compared with a baseline of answers to other prompts."""

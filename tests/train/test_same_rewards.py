@@ -74,6 +74,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Any], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", few(CHANGES, "file"))
 def test_a_reward_that_was_changed_is_pointed_out_and_the_run_goes_on(begun, change):
     how, said = CHANGES[change]
@@ -85,6 +86,7 @@ def test_a_reward_that_was_changed_is_pointed_out_and_the_run_goes_on(begun, cha
     assert warnings(begun) == [warning] * 2, "the baseline is still the one of the start"
 
 
+@pytest.mark.slow
 def test_the_changed_reward_is_what_the_run_learns_from(begun):
     edit(begun.parent / "mine.py", "% 3", "% 3 + 10")
     pt.resume(begun, steps=2)
@@ -106,6 +108,7 @@ def test_nothing_is_said_of_a_run_of_an_earlier_version_or_with_a_damaged_file(b
     assert warnings(begun) == []
 
 
+@pytest.mark.slow
 def test_the_same_rewards_are_passed_over(begun):
     pt.resume(begun, steps=2)
     assert warnings(begun) == []

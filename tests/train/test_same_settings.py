@@ -56,6 +56,7 @@ def test_what_differs_from_the_settings_of_the_checkpoint_is_said_once(begun):
     assert told(begun)[2:] == [f"the settings changed after step 2: train.steps = 3 (was 2), {now}"], "still unsaved"
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_and_a_damaged_file_say_nothing_of_settings(begun):
     for damage in (None, "[]", '{"x": 1}', "{"):
         if damage is None:

@@ -179,6 +179,7 @@ def told(folder):
     return [(event["alarm"], event["step"]) for event in map(json.loads, lines) if event["kind"] == "alarm"]
 
 
+@pytest.mark.slow
 def test_an_alarm_that_a_kill_kept_from_being_told_is_told_when_the_run_is_resumed(tmp_path):
     done = run_code(DIES_BEFORE_IT_TELLS, json.dumps(gamed(tmp_path, on_alarm="pause")))
     assert done.exit_code == -9, done.errors

@@ -132,6 +132,7 @@ def test_no_more_answers_are_checked_than_asked_for(folder):
     assert max(record["check/checked"] for record in run.metrics) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("check", few(["agrees", None], None))
 def test_the_check_changes_nothing_of_what_is_learned(folder, gamed, check):
     """With a check that rejects, agrees or is absent: the same weights, rewards and numbers, bit for bit."""
@@ -155,6 +156,7 @@ def test_a_check_that_needs_a_column_of_held_out_rows_looks_at_those_only(folder
     assert run.evaluation["baseline"]["check"]["sound"]["mean"] == 0.0
 
 
+@pytest.mark.slow
 def test_a_check_that_fails_is_told_once_and_neither_agrees_nor_rejects(folder):
     config = config_of(folder, "failing", "fails") | {"guards": {"max_truncated": 1.0, "max_unscored": 1.0}}
     run = posttrain.train(config, **{"train.steps": 3})

@@ -129,6 +129,7 @@ def test_truncation_is_named_with_its_kind_and_value(model, temperature, name, v
     assert cause.evidence["above_trainer"] == 1, "the kept tokens share the mass of the removed ones"
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_read_in_another_way_is_named(model):
     cause = find_cause(drawn(model, read=lambda ids: (BOS, *ids)), trainer(model), [RIGHT], LEVEL)
     assert (cause.kind, "with <bos> in front" in cause.text) == ("template", True), cause

@@ -65,6 +65,7 @@ def test_each_config_can_be_loaded_and_is_within_the_published_ranges(tmp_path):
 # What accompanies it
 
 
+@pytest.mark.slow
 @catalogue(
     "facts, before",
     [
@@ -124,6 +125,7 @@ def test_a_cpu_trains_adapters_of_a_large_model():
     assert "lora:" in advise(data="pairs", gpus=0, size="7b").best.config
 
 
+@pytest.mark.slow
 @catalogue(
     "facts, contradiction, given_up",
     [
@@ -189,6 +191,7 @@ def test_runners_up_come_with_the_reason_against_them():
     assert "it has fewer points than grpo" in close["reinforce_plus_plus_baseline"].why_not
 
 
+@pytest.mark.slow
 def test_what_would_change_the_answer_does_so():
     advice = advise(data="verifier")
     assert ("moe", "true", "gspo") in [(c.fact, c.value, c.algorithm) for c in advice.would_change]
@@ -253,6 +256,7 @@ def test_rewards_of_turns_are_credited_to_turns_where_the_algorithm_can():
     )
 
 
+@pytest.mark.slow
 def test_the_trainer_takes_every_config_of_several_turns():
     """The rules of advise and those of a run must not contradict each other."""
     wishes = [
@@ -395,6 +399,7 @@ def test_a_mixture_of_experts_is_known_by_its_name():
 # The guides as data
 
 
+@pytest.mark.slow
 def test_every_rule_names_facts_values_and_sources_that_exist():
     known = {**Facts().known()}
     told = guides()
@@ -495,6 +500,7 @@ FACTS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(FACTS)
 def test_any_facts_get_an_answer_that_is_possible_and_a_config_that_loads(facts):

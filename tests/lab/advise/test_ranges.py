@@ -163,6 +163,7 @@ def _is_a_bound(one: Range) -> bool:
     return one.setting in ("algorithm.gae_lambda", "algorithm.gamma")
 
 
+@pytest.mark.slow
 def test_training_warns_of_it_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "posttrain.lab.advise.ranges.FROM_SCRATCH", 0.0

@@ -68,6 +68,7 @@ def test_a_model_that_no_device_has_room_for_is_trained_by_several():
     assert not plan.too_large_to_start
 
 
+@pytest.mark.slow
 def test_a_copy_to_sample_from_that_no_device_has_room_for_is_refused_unless_engines_sample():
     plan = planned("32b", 16, "grpo")
     assert plan.start_bytes == 4 * plan.workload.architecture.parameters
@@ -166,6 +167,7 @@ def test_a_machine_without_room_for_them_is_refused_and_settings_that_need_less_
         assert changed.fits, change
 
 
+@pytest.mark.slow
 def test_weights_in_main_memory_are_suggested_only_where_that_has_room():
     hardware = find_hardware("8xh100")
     found = {}

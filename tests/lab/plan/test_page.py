@@ -8,6 +8,8 @@ import re
 import shlex
 from pathlib import Path
 
+import pytest
+
 from posttrain.cli import run
 
 PAGE = Path(__file__).parents[3] / "docs" / "plan.md"
@@ -25,6 +27,7 @@ def with_output(page: str) -> str:
     return BLOCK.sub(lambda block: f"```console\n$ posttrain {block[1]}\n{said(block[1])}```\n", page)
 
 
+@pytest.mark.slow
 def test_the_page_shows_what_the_command_says():
     page = PAGE.read_text(encoding="utf-8")
     assert len(BLOCK.findall(page)) >= 2

@@ -39,6 +39,7 @@ def test_a_config_and_its_flags_give_one_plan():
     assert by_config.run_seconds == pytest.approx(run)
 
 
+@pytest.mark.slow
 def test_a_size_class_and_gpus_are_enough():
     plan = make_plan(model="7b", algorithm="ppo", gpus="8xH100")
     assert plan.hardware.count == 8

@@ -35,6 +35,7 @@ def plan() -> Plan:
     return planned()
 
 
+@pytest.mark.slow
 def test_steps_per_hour_ages_and_waits_are_predicted(plan):
     found, text = predicted(plan), " ".join(plan.render().split())
     assert found.steps_per_hour > 1.5 * found.in_turns
@@ -65,12 +66,14 @@ def test_a_bound_as_tight_as_the_lead_masks_tokens_and_the_plan_says_which_would
     assert "would mask at most 1%" not in wider.render()
 
 
+@pytest.mark.slow
 def test_more_engines_help_where_sampling_takes_the_time(plan):
     two, one = predicted(planned({"rollout.engines": 2})), predicted(plan)
     assert two.steps_per_hour > 1.3 * one.steps_per_hour
     assert two.trainer_idle < one.trainer_idle
 
 
+@pytest.mark.slow
 def test_a_trajectory_is_simulated_as_one_answer_of_its_length(plan):
     """No environment is waited for between turns: the simulation of a run with tools is that of a run without."""
     tools = plan.config.model_copy(update={"tools": ["calculator"]})

@@ -141,6 +141,7 @@ def test_names_of_checks_are_unique_and_every_limit_is_said():
     assert all(check.limit() for check in CHECKS)
 
 
+@pytest.mark.slow
 def test_a_scale_of_its_own_is_halved_to_tell_accepted_from_not():
     """For a reward of -3 and +7, a score of 2 or more counts as accepted."""
 
@@ -163,6 +164,7 @@ def games(number=60):
     return [{"prompt": "Reach it.", "target": 3 * n + 7, "nums": [3, n, 7]} for n in range(2, number + 2)]
 
 
+@pytest.mark.slow
 def test_the_numbers_game_is_audited_by_solutions_that_were_searched_for():
     report = audit("countdown", games(), only=["false_accepts", "false_rejects", "length_slope"])
     assert report.kind == "exact"
@@ -196,6 +198,7 @@ def test_a_form_of_its_own_is_given():
     assert report.reads == ("<final>GOLD</final>",)
 
 
+@pytest.mark.slow
 def test_chat_rows_reach_the_reward_as_messages():
     rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in sums()]
 
@@ -206,6 +209,7 @@ def test_chat_rows_reach_the_reward_as_messages():
     assert audit(chatted, rows, only=["false_accepts", "false_rejects", "contract"]).ok
 
 
+@pytest.mark.slow
 def test_a_column_that_only_some_rows_have_is_there_in_every_call_as_in_a_run():
     rows = [row | ({"level": 1} if place == 0 else {}) for place, row in enumerate(sums())]
 
@@ -216,6 +220,7 @@ def test_a_column_that_only_some_rows_have_is_there_in_every_call_as_in_a_run():
     assert report.ok, report.render()
 
 
+@pytest.mark.slow
 def test_the_kind_is_told_by_what_a_reward_takes():
     def everything(completions, **columns):
         return [marked(text, gold) for text, gold in zip(completions, columns["answer"], strict=True)]
@@ -299,6 +304,7 @@ def test_a_judge_whose_server_is_down_ends_the_audit_at_once():
         audit(Reward(judge=judge), sums())
 
 
+@pytest.mark.slow
 def test_a_new_process_that_dies_is_a_warning():
     finding = audit(planted("hanging:dies_elsewhere"), sums(), only=["determinism"])["determinism"]
     assert finding.status == "warn"
@@ -322,6 +328,7 @@ def plain(completion, **row):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 def test_the_loop_that_a_file_took_stays_open_while_other_places_are_tried(tmp_path):
     (tmp_path / "looped.py").write_text(LOOPED)

@@ -101,6 +101,7 @@ def test_a_planted_defect_is_found_by_its_check(check, name, status):
     assert finding.examples, "a finding needs an example to be useful"
 
 
+@pytest.mark.slow
 def test_data_with_one_frequent_answer_are_found():
     finding = audit(planted("honest:marked"), few_answers(), only=["constant_guess"])["constant_guess"]
     assert finding.status == "fail"
@@ -122,6 +123,7 @@ def test_groups_without_signal_are_found():
     assert (finding.status, finding.measured) == ("warn", 1.0)
 
 
+@pytest.mark.slow
 def test_tests_that_catch_nothing_are_found():
     finding = audit(planted("programs:in_process"), weak_tasks(), only=["mutation_score"])["mutation_score"]
     assert finding.status == "warn"
@@ -129,6 +131,7 @@ def test_tests_that_catch_nothing_are_found():
     assert finding.measured < 0.5
 
 
+@pytest.mark.slow
 def test_a_grader_that_does_not_run_the_tests_is_found():
     """The audit's own program passes every test, even the impossible ones."""
     finding = audit(planted("programs:looks_fine"), tasks(), kind="code", only=["mutation_score", "code_attacks"])
@@ -191,6 +194,7 @@ def test_our_grader_of_programs_passes_every_check():
     assert report["mutation_score"].status == "ok"
 
 
+@pytest.mark.slow
 def test_a_function_of_this_process_is_audited_as_far_as_it_can_be():
     calls = []
 

@@ -42,6 +42,7 @@ def calls(path: Path) -> int:
     return sum(reply["calls"] for judgement in lines(path) for reply in judgement["replies"])
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_comparisons_and_keeps_them_all(config, server):
     run = train(config)
     table = lines(run.folder / "judgements" / "step-000001.jsonl")
@@ -111,6 +112,7 @@ def test_the_policy_can_be_its_own_judge(config):
     assert lines(run.folder / "judgements" / "step-000001.jsonl")[0]["replies"][0]["text"]
 
 
+@pytest.mark.slow
 def test_a_check_is_judged_too_and_evaluating_the_run_repeats_it(config, server, tmp_path):
     server.rule = lambda texts: same_text(texts) if "reference" in texts else longer_wins(texts)
     judge = {"model": "judge", "url": server.url, "mode": "reference"}

@@ -89,6 +89,7 @@ def edit(file: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file.write_text(json.dumps(content))
 
 
+@pytest.mark.slow
 def test_questions_together_and_one_by_one_get_the_same_answers(folder):
     together, single = (said(score(["a", "bb", "ccc"], model=str(folder), cache=False, concurrency=n)) for n in (8, 1))
     assert together == single

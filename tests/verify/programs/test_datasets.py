@@ -52,6 +52,7 @@ def test_all_reference_solutions_pass(rows, runner):
     assert honest(runner, rows)["failed"] == {}
 
 
+@pytest.mark.slow
 def test_completions_that_continue_the_prompt_pass_as_well(rows, runner):
     """A base model writes such completions: the body of the function, without a code fence."""
     bodies = [(name, source.removeprefix(row["prompt"]), row) for name, source, row in rows if "entry_point" in row]

@@ -47,6 +47,7 @@ def events_of(folder: Path) -> list[tuple[str, str]]:
     return [(event["kind"], event["message"]) for event in map(json.loads, lines)]
 
 
+@pytest.mark.slow
 def test_the_sandbox_that_was_chosen_is_told(folder: Path):
     posttrain.train(config_of(folder, "auto", check=[{"name": "code", "label": "other"}]))
     told = [message for kind, message in events_of(folder / "auto") if kind == "data" and "sandbox" in message]
@@ -55,6 +56,7 @@ def test_the_sandbox_that_was_chosen_is_told(folder: Path):
     assert not [message for kind, message in events_of(folder / "auto") if kind == "warning" and "sandbox" in message]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:sandbox")
 def test_unsafe_is_warned_of_in_each_run_on_file_and_in_the_report(folder: Path):
     for name in ("first", "second"):

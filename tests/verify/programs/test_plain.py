@@ -185,6 +185,7 @@ def test_the_parts_of_a_value_are_counted_on_both_sides(data):
         unpack(data)
 
 
+@pytest.mark.slow
 def test_a_frame_of_too_many_objects_is_not_even_read():
     with pytest.raises(NotPlain, match="too many parts"):
         load(b'{"value":[' + b"[]," * 400_000 + b"[]]}")
@@ -213,6 +214,7 @@ def test_a_set_whose_parts_were_chosen_to_collide_is_refused(data):
         unpack(data)
 
 
+@pytest.mark.slow
 def test_large_honest_sets_and_dictionaries_are_not_refused():
     value = {(x, y) for x in range(-100, 100) for y in range(-100, 100)}
     assert unpack(pack(value)) == value

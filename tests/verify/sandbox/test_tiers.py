@@ -140,6 +140,7 @@ def test_a_cache_folder_that_cannot_be_written_is_no_obstacle(monkeypatch, landl
     open_sandbox(landlock.tier).close()
 
 
+@pytest.mark.slow
 def test_unsafe_has_to_be_typed_and_warns_each_time():
     for _ in range(2):
         with pytest.warns(UserWarning, match="runs the model's programs with all rights of this user"):

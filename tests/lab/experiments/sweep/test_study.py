@@ -75,6 +75,7 @@ def finish(task: TrialTask, scores: list[float], exit_code: int = 0) -> None:
     task.ended(ChildResult(folder=task.folder, exit_code=exit_code, seconds=1.0))
 
 
+@pytest.mark.slow
 def test_the_first_trial_is_the_default_and_each_of_them_has_its_own_values(tmp_path):
     study = study_in(tmp_path)
     tasks = list(tasks_in(tmp_path, study, 4))
@@ -151,6 +152,7 @@ def test_a_trial_that_ends_shown_to_be_worse_than_it_began_has_collapsed(tmp_pat
     assert [trial.outcome for trial in records(study, KNOBS)] == ["collapsed", "finished"]
 
 
+@pytest.mark.slow
 def test_a_trial_that_falls_behind_is_asked_to_stop_and_counts_as_pruned(tmp_path):
     study = study_in(tmp_path)
     *before, last = tasks_in(tmp_path, study, 6)
@@ -184,6 +186,7 @@ def test_the_median_is_of_as_few_trials_as_rarely_stop_one_of_the_best_quarter()
     assert min(others for others, share in shares.items() if share < 0.05) == BEFORE_PRUNING
 
 
+@pytest.mark.slow
 def test_without_a_pruner_nothing_is_stopped(tmp_path):
     study = study_in(tmp_path, pruner="none")
     *before, last = tasks_in(tmp_path, study, 6)
