@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,10 @@ from posttrain.lab.convert.shell import Word, commands
 def of_commands(text: str, path: Path, verb: str) -> Source:
     """Read `python -m verl.trainer.main_ppo a.b=c`, `trl grpo --a b`, or a command that starts TRL's example script.
 
-    The first such command is read. Others, and words that are no settings, are named in `to_do`.
+    The first such command is read; one in a file that the script writes only if the script itself has none. Others, and
+    words that are no settings, are named in `to_do`.
     """
-    tried = [(_of_verl(words) or _of_trl(words, verb), words[0].line) for words in commands(text)]
-    found = [(source, line) for source, line in tried if source is not None]
+    found = _found(commands(text), verb) or _found(commands(text, written=True), verb)
     if not found:
         raise nothing_found(path, "a command that starts verl.trainer.main_ppo, trl grpo or grpo.py", verb)
     source = found[0][0]
@@ -28,6 +28,11 @@ def of_commands(text: str, path: Path, verb: str) -> Source:
         told = f"a second command that starts {other.project}: it is not in this config; convert it on its own"
         source.to_do.append((line, told))
     return source
+
+
+def _found(given: Iterable[list[Word]], verb: str) -> list[tuple[Source, int]]:
+    tried = ((_of_verl(words) or _of_trl(words, verb), words[0].line) for words in given)
+    return [(source, line) for source, line in tried if source is not None]
 
 
 def _of_verl(words: list[Word]) -> Source | None:
