@@ -143,6 +143,14 @@ def test_a_config_file_of_trl_is_said(given, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text", ["python -m http.server", "trl vllm-serve --model m", "accelerate config --beta", "pip --beta 1"]
+)
+def test_a_command_that_starts_no_program_of_trl_is_no_config(text, tmp_path):
+    with pytest.raises(ConfigError):
+        read(tmp_path, f"{text}\n", "" if "config" in text else "dpo")
+
+
+@pytest.mark.parametrize(
     ("starts", "verb", "devices"),
     [
         ("trl dpo", "", 1),
@@ -179,6 +187,29 @@ def test_the_options_and_the_processes_of_a_command_are_told_apart(starts, verb,
     assert {name: value for name, value in told(source).items() if name != "accelerate_config"} == given
     assert source.form == "DPOConfig"
     assert isinstance(source.devices, Unread) if devices is None else source.devices == devices
+
+
+@pytest.mark.parametrize(
+    ("starts", "verb", "devices"),
+    [
+        ("python -m torch.distributed.run --nproc_per_node 2 -m mypkg.train", "dpo", 2),
+        ("torchrun --nproc-per-node 8 -m mypkg.train_dpo", "dpo", 8),
+        ("torchrun --nproc-per-node 8 --module mypkg.train", "dpo", 8),
+        ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "dpo", 4),
+        ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "", 4),
+        ("accelerate launch -m --num_processes 4 mypkg.train", "dpo", 4),
+        ("python -m mypkg.train", "dpo", 1),
+        ("python -m trl.scripts.dpo", "", 1),
+        ("python $SCRIPT", "dpo", 1),
+        ("SCRIPT=train; accelerate launch --num_processes 8 $SCRIPT", "dpo", 8),
+        ("SCRIPT=train; accelerate launch --multi_gpu --num_processes 8 ${SCRIPT}", "dpo", 8),
+        ("cat > notes <<EOF\ntrl grpo --beta 9\nEOF\ntorchrun --nproc_per_node 8 $SCRIPT", "dpo", 8),
+    ],
+)
+def test_a_program_that_is_a_module_or_a_variable_is_found(starts, verb, devices, tmp_path):
+    source = read(tmp_path, f"{starts} --model_name_or_path a/b --beta 0.3 --mine x y --max_steps 3\n", verb)
+    assert told(source) == {"model_name_or_path": "a/b", "beta": 0.3, "mine": ["x", "y"], "max_steps": 3}
+    assert (source.form, source.devices, source.to_do) == ("DPOConfig", devices, [])
 
 
 @pytest.mark.parametrize("starts", ["accelerate launch dpo.py", "srun python dpo.py", "deepspeed dpo.py"])
