@@ -143,6 +143,14 @@ def test_a_config_file_of_trl_is_said(given, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "text", ["python -m http.server", "trl vllm-serve --model m", "accelerate config --beta", "pip --beta 1"]
+)
+def test_a_command_that_starts_no_program_of_trl_is_no_config(text, tmp_path):
+    with pytest.raises(ConfigError):
+        read(tmp_path, f"{text}\n", "" if "config" in text else "dpo")
+
+
+@pytest.mark.parametrize(
     ("starts", "verb", "devices"),
     [
         ("trl dpo", "", 1),
@@ -179,6 +187,29 @@ def test_the_options_and_the_processes_of_a_command_are_told_apart(starts, verb,
     assert {name: value for name, value in told(source).items() if name != "accelerate_config"} == given
     assert source.form == "DPOConfig"
     assert isinstance(source.devices, Unread) if devices is None else source.devices == devices
+
+
+@pytest.mark.parametrize(
+    ("starts", "verb", "devices"),
+    [
+        ("python -m torch.distributed.run --nproc_per_node 2 -m mypkg.train", "dpo", 2),
+        ("torchrun --nproc-per-node 8 -m mypkg.train_dpo", "dpo", 8),
+        ("torchrun --nproc-per-node 8 --module mypkg.train", "dpo", 8),
+        ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "dpo", 4),
+        ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "", 4),
+        ("accelerate launch -m --num_processes 4 mypkg.train", "dpo", 4),
+        ("python -m mypkg.train", "dpo", 1),
+        ("python -m trl.scripts.dpo", "", 1),
+        ("python $SCRIPT", "dpo", 1),
+        ("SCRIPT=train; accelerate launch --num_processes 8 $SCRIPT", "dpo", 8),
+        ("SCRIPT=train; accelerate launch --multi_gpu --num_processes 8 ${SCRIPT}", "dpo", 8),
+        ("cat > notes <<EOF\ntrl grpo --beta 9\nEOF\ntorchrun --nproc_per_node 8 $SCRIPT", "dpo", 8),
+    ],
+)
+def test_a_program_that_is_a_module_or_a_variable_is_found(starts, verb, devices, tmp_path):
+    source = read(tmp_path, f"{starts} --model_name_or_path a/b --beta 0.3 --mine x y --max_steps 3\n", verb)
+    assert told(source) == {"model_name_or_path": "a/b", "beta": 0.3, "mine": ["x", "y"], "max_steps": 3}
+    assert (source.form, source.devices, source.to_do) == ("DPOConfig", devices, [])
 
 
 @pytest.mark.parametrize("starts", ["accelerate launch dpo.py", "srun python dpo.py", "deepspeed dpo.py"])
@@ -231,7 +262,8 @@ SNIPPETS = [
     "BS=1+1; LR=$((BS * 2))", "LR=$((7 / 2))", "LR=9 true", "LR=9 BS=8 true $LR", "LR=9 :", "unset LR",
     "printf -v LR 9", "read -r LR <<< 9", "read -r LR BS <<< '1 2'", "mapfile -t LR <<< 9", "let LR=9", "((LR = 9))",
     "eval LR=9", ". ./env.sh", "source ./env.sh", ": ${LR:=9}", ": ${NO:=9}", "LR=${NO:-1}", "(LR=9)",
-    "(LR=9; LR=8)", "{ LR=9; }", "true && LR=9", "false && LR=9", "false || LR=9", "true || { LR=9; BS=8; }",
+    "(LR=9; LR=8)", "(cd . && true)", "(true; LR=9)", "( export LR=9; true )",
+    "{ LR=9; }", "true && LR=9", "false && LR=9", "false || LR=9", "true || { LR=9; BS=8; }",
     "false || { BS=8; LR=9; }", "if true; then LR=9; fi", "for LR in 8 9; do :; done", "case a in a) LR=9;; esac",
     "set_rate() { LR=9; }", "set_rate() {\n  LR=9\n}\nset_rate", "function set_rate {\n  LR=9\n}\nset_rate",
     "set_rate () {\n  BS=9\n}\nLR=1; set_rate; LR=$BS", "set_rate() { LR=9; }\nif true; then set_rate; fi",
@@ -288,19 +320,64 @@ def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path):
     ],
 )
 def test_values_in_heredocs_and_functions(text, rate):
-    *_, last = (command for command in commands(text) if command[0].text == "run")
+    *_, last = (command for command in commands(text, written=True) if command[0].text == "run")
     assert last[-1].text == rate
 
 
 def test_lines_in_a_heredoc_are_those_of_the_file():
-    words = [word for command in commands("A=1\ncat <<EOF\n\n# x\nrun $A \\\n  b\nEOF\nend\n") for word in command]
+    words = [word for command in commands("A=1\nbash <<EOF\n\n# x\nrun $A \\\n  b\nEOF\nend\n") for word in command]
     assert [(word.text, word.line) for word in words[2:]] == [("run", 5), ("1", 5), ("b", 6), ("end", 8)]
 
 
-@pytest.mark.parametrize("starts", ["sbatch", "bash", "ssh node bash"])
+@pytest.mark.parametrize(
+    "starts",
+    ["sbatch", "bash", "ssh node bash", "/bin/sh -e", "sudo bash", "cd x && bash", "srun bash -s", "zsh", "cat | bash"],
+)
 def test_commands_that_a_shell_reads_from_a_heredoc_are_read(starts):
     found = [[word.text for word in command] for command in commands(f"LR=1\n{starts} <<EOF\nrun --lr $LR\nEOF\n")]
     assert ["run", "--lr", "1"] in found
+
+
+KEPT = ["cat > notes.txt", "cat", "cat > train.sh", "tee notes.md", "python -", "read -r -d '' USAGE", "cat > bash.txt"]
+
+
+@pytest.mark.parametrize("quote", ["", "'"])
+@pytest.mark.parametrize("starts", KEPT)
+def test_a_text_that_a_script_keeps_is_read_only_if_the_script_has_no_command(starts, quote, tmp_path):
+    body = f"{starts} <<{quote}EOF{quote}\nold: trl grpo --beta 0.9\nEOF\n"
+    own = read(tmp_path, f"{body}trl dpo --beta 0.2\n")
+    assert (own.form, told(own), own.to_do) == ("DPOConfig", {"beta": 0.2}, [])
+    assert told(read(tmp_path, body)) == {"beta": 0.9}
+
+
+def test_a_heredoc_that_a_pipe_gives_to_a_shell_is_read(tmp_path):
+    source = read(tmp_path, "cat <<EOF | bash\ntrl dpo --beta 0.2\nEOF\ntrl dpo --beta 0.3\n")
+    assert (told(source), len(source.to_do)) == ({"beta": 0.2}, 1)
+
+
+@pytest.mark.parametrize(
+    ("subshell", "inside", "after"),
+    [
+        ("(cd x && mkdir -p logs; run $LR)", "1", "1"),
+        ("(\n  mkdir -p logs\n  run $LR\n)", "1", "1"),
+        ("( set -e; run $LR )", "1", "1"),
+        ("(cd x; LR=9; run $LR)", "${LR}", "${LR}"),
+        ("(LR=9; run $LR)", "${LR}", "${LR}"),
+        ("( LR=9\n run $LR)", "${LR}", "${LR}"),
+        ("(export LR=9; run $LR)", "${LR}", "${LR}"),
+        ("(source env.sh; run $LR)", "${LR}", "${LR}"),
+        ("(cd x; . env.sh; run $LR)", "${LR}", "${LR}"),
+        ("(read LR; run $LR)", "${LR}", "${LR}"),
+        ("(for LR in 8 9; do run $LR; done)", "${LR}", "${LR}"),
+        ("(while read LR; do run $LR; done)", "${LR}", "${LR}"),
+        ("((LR = 9)); run $LR", "${LR}", "${LR}"),
+        ("set_rate() {\n  LR=9\n}\n(set_rate; run $LR)", "${LR}", "${LR}"),
+    ],
+)
+def test_a_subshell_leaves_variables_known_unless_it_may_set_them(subshell, inside, after):
+    found = [[word.text for word in command] for command in commands(f"LR=1\n{subshell}\nrun $LR\n")]
+    first, *_, last = (command for command in found if command[0] == "run")
+    assert (first[1].rstrip(")"), last[1]) == (inside, after)
 
 
 @pytest.mark.parametrize("text", ["echo main_ppo", "pkill -f main_ppo", "# " + VERL, "cp dpo.py x"])

@@ -622,6 +622,9 @@ def test_a_setting_of_sft_without_a_counterpart_is_asked_for(given, told, tmp_pa
         ("['a/gsm8k.parquet', 'b/gsm8k.parquet']", "gsm8k"),
         ("a/dapo-math.parquet", "math"),
         ("['a/math.parquet', 'a/aime.parquet']", "math"),
+        ("/mnt/math_team/gsm8k/train.parquet", "gsm8k"),
+        ("['/gsm8k-group/us/math/train.parquet', '/gsm8k-group/us/aime/test.parquet']", "math"),
+        ("['/a/b/math/train.parquet', '/a/b/gsm8k/train.parquet']", None),
         ("['a/gsm8k.parquet', 'a/math.parquet']", None),
         ("['a/math.parquet', 'a/gsm8k.parquet']", None),
         ("a/gsm8k_and_math.parquet", None),
@@ -633,12 +636,35 @@ def test_files_that_need_several_rewards_are_asked_for(files, reward, tmp_path):
     assert any(text.startswith("rewards: verl scores each row") for text in conversion.open) == (reward is None)
 
 
+@pytest.mark.parametrize(("share", "steps", "warmup"), [(0.05, 29, 1), (0.1, 29, 2), (0.1, 30, 3), (0.01, 29, 0)])
+def test_a_share_of_the_steps_is_rounded_as_verl_does(share, steps, warmup, tmp_path):
+    words = [f"actor.optim.lr_warmup_steps_ratio={share}", f"trainer.total_training_steps={steps}"]
+    assert of_verl(tmp_path, words).settings["train"].get("warmup_steps", 0) == warmup
+
+
+@pytest.mark.parametrize("name", ["eval_strategy", "evaluation_strategy"])
+@pytest.mark.parametrize(("strategy", "every"), [("steps", 10), ("no", 0)])
+def test_the_older_name_of_a_setting_means_the_same(name, strategy, every, tmp_path):
+    conversion = as_yaml(tmp_path, "dpo", **{name: strategy, "eval_steps": 10})
+    assert conversion.settings["evaluation"]["every"] == every
+    assert not any("does not know" in note for note in conversion.notes)
+
+
+@pytest.mark.parametrize("weights", [[0.8, 0.2], [0.8], [1, 1, 1, 1], 0.8])
+def test_weights_that_do_not_fit_the_losses_are_asked_for(weights, tmp_path):
+    conversion = as_yaml(tmp_path, "dpo", loss_type=["sigmoid", "bco_pair", "sft"], loss_weights=weights)
+    assert conversion.settings["algorithm"] == {"name": "mpo"}
+    assert any(f"{len(weights) if isinstance(weights, list) else 1} weight" in text for text in conversion.open)
+
+
 @pytest.mark.parametrize("section", ["reward_model", "reward.reward_model"])
 def test_a_reward_model_of_verl_beside_a_function_is_asked_for(section, tmp_path):
     words = [f"{section}.enable=True", f"{section}.model.path=R", "custom_reward_function.path=r.py"]
     assert of_verl(tmp_path, words[:2]).settings["rewards"] == [{"model": "R"}]
     conversion = of_verl(tmp_path, words)
-    assert conversion.settings["rewards"] == [{"model": "R"}, {"function": "r.py:compute_score"}]
+    assert conversion.settings["rewards"] == [{"function": "r.py:compute_score"}]
+    assert any("with the function alone" in text for text in conversion.open)
+    assert not any("alone" in text for text in of_verl(tmp_path, words[2:]).open)
     assert any("write a function of ours that calls verl's" in text for text in conversion.open)
 
 

@@ -176,6 +176,36 @@ def test_a_dict_that_changes_after_it_was_read_keeps_its_settings(tmp_path):
     assert at(converted(tmp_path, text), "algorithm.beta") == 0.2
 
 
+LOG = "def log(*given):\n    print(given)\n"
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["log(KW['beta'])", "log(KW['max_steps'], KW['beta'])", "log(x=KW['beta'])", "log(f'{KW}')", "log(KW['loss_type'])",
+     "log(KW['missing'])", "log(KW[name])", "log(args.beta)", "log(args.output_dir)", "log(args.max_steps)",
+     "logger.log(args)", "logger.log(KW)", "wandb.run.log(args, KW)", "done = log(args.beta)"],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "made",
+    ["dict(beta=0.2, max_steps=2, loss_type='sigmoid')", "{**dict(beta=0.2, max_steps=STEPS), 'loss_type': 'sigmoid'}"],
+)
+def test_a_plain_value_that_a_function_gets_changes_nothing(call, made, tmp_path):
+    text = f"{LOG}STEPS = 2\nKW = {made}\nargs = DPOConfig(**KW)\n{call}\n{TRAINER}"
+    conversion = converted(tmp_path, text)
+    assert (at(conversion, "algorithm.beta"), at(conversion, "train.steps")) == (0.2, 2)
+    assert conversion.open == ()
+
+
+@pytest.mark.parametrize("part", ["kw['model_init_kwargs']", "kw['model_init_kwargs']['a']"])
+def test_a_part_that_a_function_may_change_is_asked_for_alone(part, tmp_path):
+    text = (
+        f"{LOG}kw = dict(beta=0.2, max_steps=2, model_init_kwargs={{'a': {{}}}})\nlog({part})\nargs = DPOConfig(**kw)\n"
+    )
+    conversion = converted(tmp_path, text + TRAINER)
+    assert at(conversion, "algorithm.beta") == 0.2
+    assert said([*conversion.open, *map(str, conversion.notes)], f"model_init_kwargs = log({part})")
+
+
 CHANGES = {
     "a second name": "again = args\nagain.beta = 0.9\n",
     "a third name": "again = args\nthird = again\nthird.beta = 0.9\n",
@@ -184,6 +214,12 @@ CHANGES = {
     "a function": "def patch(c):\n    c.beta = 0.9\npatch(args)\n",
     "a function by name": "def patch(c):\n    c.beta = 0.9\npatch(c=args)\n",
     "a function before it": "def patch(c):\n    c.beta = 0.9\n    return c\nother = patch(args)\n",
+    "its vars": "def patch(c):\n    c['beta'] = 0.9\npatch(vars(args))\n",
+    "a method of a known object": "class A:\n    def patch(self, c):\n        c.beta = 0.9\na = A()\na.patch(args)\n",
+    "a method of its own": (
+        "class A:\n    def patch(self, c):\n        c.beta = 0.9\n    def go(self):\n        self.patch(args)\n"
+    ),
+    "a method of a class": "class A:\n    def patch(c):\n        c.beta = 0.9\nA.patch(args)\n",
     "a method": "class A:\n    def patch(self, c):\n        c.beta = 0.9\nA().patch(args)\n",
     "its dict": "args.__dict__.update(beta=0.9)\n",
     "a key of its dict": "args.__dict__['beta'] = 0.9\n",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from posttrain.config.names import entry_of
 from posttrain.lab.convert.records import TRL, VERL, Given, Source, Unread, form_of, nothing_found
 from posttrain.lab.convert.shell import Word, commands
 
@@ -17,17 +18,25 @@ from posttrain.lab.convert.shell import Word, commands
 def of_commands(text: str, path: Path, verb: str) -> Source:
     """Read `python -m verl.trainer.main_ppo a.b=c`, `trl grpo --a b`, or a command that starts TRL's example script.
 
-    The first such command is read. Others, and words that are no settings, are named in `to_do`.
+    The first such command is read; one in a file that the script writes only if the script itself has none. Others, and
+    words that are no settings, are named in `to_do`.
     """
-    tried = [(_of_verl(words) or _of_trl(words, verb), words[0].line) for words in commands(text)]
-    found = [(source, line) for source, line in tried if source is not None]
-    if not found:
+    for written in (False, True):
+        given = [*commands(text, written=written)]
+        if found := _found(given, verb) or _found(given, verb, any_name=True):
+            break
+    else:
         raise nothing_found(path, "a command that starts verl.trainer.main_ppo, trl grpo or grpo.py", verb)
     source = found[0][0]
     for other, line in found[1:]:
         told = f"a second command that starts {other.project}: it is not in this config; convert it on its own"
         source.to_do.append((line, told))
     return source
+
+
+def _found(given: Iterable[list[Word]], verb: str, *, any_name: bool = False) -> list[tuple[Source, int]]:
+    tried = ((_of_verl(words) or _of_trl(words, verb, any_name=any_name), words[0].line) for words in given)
+    return [(source, line) for source, line in tried if source is not None]
 
 
 def _of_verl(words: list[Word]) -> Source | None:
@@ -48,8 +57,12 @@ _CONFIG = "ppo_trainer"
 """The config of verl whose defaults forms.yaml has."""
 
 
-def _of_trl(words: list[Word], verb: str) -> Source | None:
-    place, form = _program([word.text for word in words], form_of(verb))
+def _of_trl(words: list[Word], verb: str, *, any_name: bool) -> Source | None:
+    """Read a command of TRL. If `any_name`, its program may have any name, such as `$SCRIPT` or a module."""
+    texts = [word.text for word in words]
+    place, form = _program(texts, form_of(verb))
+    if any_name and form is None and (before := _before_settings(texts)):
+        place, form = before, form_of(verb)
     if form is None or not any(word.text.startswith("--") for word in words[place:]):
         return None
     source = Source(TRL, form)
@@ -64,11 +77,28 @@ def _program(texts: list[str], form: str | None) -> tuple[int, str | None]:
     """Return the place of `trl VERB` or of TRL's example script, and its form. With a form, any script is meant."""
     for place, (text, following) in enumerate(zip(texts, [*texts[1:], ""], strict=True)):
         told = following if Path(text).name == "trl" else Path(text).stem if text.endswith(".py") else ""
+        if place and texts[place - 1] in _MODULE and not told:
+            told = text.rpartition(".")[2]
         if form_of(told) or (form and text.endswith(".py")):
             return place, form or form_of(told)
     return 0, None
 
 
+def _before_settings(texts: list[str]) -> int | None:
+    """Return the place of the word before the first option that TRL knows, in a command that starts a program."""
+    starts = (
+        n for n, text in enumerate(texts) if re.fullmatch(r"python[\d.]*", name := Path(text).name) or name in _COUNTS
+    )
+    start = next(starts, None)
+    if start is None or Path(texts[start]).name == "trl":
+        return None
+    names = (text.removeprefix("--").partition("=")[0].replace("-", "_") for text in texts)
+    known = (n for n, name in enumerate(names) if texts[n].startswith("--") and entry_of(TRL, name) is not None)
+    place = next((n - 1 for n in known), start)
+    return place if place > start else None
+
+
+_MODULE = ("-m", "--module")
 _RANKS = {"nproc_per_node": 1, "nnodes": 1}
 _COUNTS: Mapping[str, Mapping[str, int | None]] = {
     "trl": {"num_processes": None}, "accelerate": {"num_processes": None},
@@ -80,6 +110,7 @@ _COUNTS: Mapping[str, Mapping[str, int | None]] = {
 
 def _processes(words: list[Word], source: Source) -> int | Unread:
     """Return the number of processes that the words up to a program start. `trl` takes its options after the verb."""
+    words = [word for word in words if word.text not in _MODULE]
     names = [Path(word.text).name for word in words]
     told: dict[str, Any] = {name: value for name, value, _ in _options(words[:-1])}
     if names[-1] == "trl":

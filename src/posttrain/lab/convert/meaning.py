@@ -65,7 +65,9 @@ class _Translation:
         self.form: Mapping[str, Any] = FORMS[source.project][source.form]
         self.entries: dict[str, Any] = dict(self.form.get("settings", {}))
         self.given = {name: Given(value) for name, value in self.form.get("defaults", {}).items()}
-        self.given |= {name: told for name, told in source.settings.items() if not name.startswith(f"{LORA}.")}
+        older = FORMS["renamed"].get(source.project, {})
+        told = {older.get(name, name): given for name, given in source.settings.items()}
+        self.given |= {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
         self.meaning = Meaning()
         self.own: list[str] = []
         self.unknown: set[str] = set()
@@ -227,6 +229,13 @@ class _Translation:
 
     def _special(self, name: str, given: Given, told: Mapping[str, Any]) -> None:
         """Translate a value that stands for several of our settings."""
+        if "as" in told and (parts := _parts(told["as"])) > 1 and parts != _length(given.value):
+            for key in told["as"]:
+                self.meaning.settings.pop(key, None)
+            keys = ", ".join(told["as"])
+            return self._open(
+                name, given, f"{_length(given.value)} weight(s) are given for {parts} losses; set {keys} yourself"
+            )
         if "as" in told:
             settings = {key: _filled(value, given.value) for key, value in told["as"].items()}
         elif _hashable(given.value) and given.value in told["values"]:
@@ -284,7 +293,8 @@ class _Translation:
             steps = self.meaning.settings.get("train.steps")
             if steps is None:
                 return self._open(name, given, f"{told.key} is this share of train.steps")
-            value = max(1, ceil(Fraction(str(value)) * steps))
+            exact = Fraction(str(value)) * steps
+            value = max(1, ceil(exact)) if self.source.project == TRL else int(value * steps)  # as each of them rounds
         elif sizes and value and not sizes.counts_ours:
             if self.unknown - {"train.steps"}:
                 return self._open(name, given, f"{told.key} is this number of updates in steps")
@@ -331,7 +341,7 @@ class _Translation:
             self.meaning.settings["rewards"] = rewards
         if self.source.project != TRL:
             models = self.meaning.settings.get("rewards", [])
-            self.meaning.settings["rewards"] = [*models, *self._verl_rewards(alone=not models)]
+            self.meaning.settings["rewards"] = [*self._verl_rewards(beside=bool(models))] or models
 
     def _reward(self, entry: Any, given: Given) -> dict[str, Any] | None:
         if isinstance(entry, Unread):
@@ -345,7 +355,8 @@ class _Translation:
             return {"model": entry}
         return dict(known or told)
 
-    def _verl_rewards(self, *, alone: bool) -> Iterator[dict[str, Any]]:
+    def _verl_rewards(self, *, beside: bool) -> Iterator[dict[str, Any]]:
+        """Yield the reward that verl takes. `beside` says whether the file also names a reward model."""
         told = {name.rpartition("custom_reward_function.")[2]: given.value for name, given in self.given.items()}
         if isinstance(told.get("path"), str):
             yield {"function": f"{told['path']}:{told.get('name') or 'compute_score'}"}
@@ -353,11 +364,18 @@ class _Translation:
                 "A reward function of verl takes (data_source, solution_str, ground_truth, extra_info); ours takes "
                 "(prompt, completion, **row): write a function of ours that calls verl's."
             )
+            if beside:
+                both = (
+                    "verl's current version scores with the function alone, and older ones with the reward model alone"
+                )
+                self.meaning.open.append(f"rewards: {both}; choose.")
             return
-        files = str(self.meaning.settings.get("data.train", "")).lower()
+        if beside:  # a reward model scores all rows
+            return
+        paths = self.meaning.settings.get("data.train", "")
+        paths = paths if isinstance(paths, list) else [paths]
+        files = " ".join("/".join(str(path).lower().split("/")[-2:]) for path in paths)  # other folders may name a team
         found = sorted({reward for name, reward in FORMS["rewards"]["verl"].items() if name in files})
-        if not alone:  # a reward model scores all rows
-            return
         if len(found) > 1:
             told = f"verl scores each row by its data_source, and the files may need several: {', '.join(found)}"
             self.meaning.open.append(f"rewards: {told}; name one, or write a function that chooses.")
@@ -395,6 +413,15 @@ def _origin(name: str, given: Given, project: str, note: str = "", key: str = ""
         return f"{short}, {project}'s default"
     told = "" if key and key.rpartition(".")[2] == last else short
     return ": ".join(part for part in (told, note) if part)
+
+
+def _parts(told: Mapping[str, Any]) -> int:
+    """Return how many values the settings take that are parts of a list: VALUE.0, VALUE.1."""
+    return sum(bool(re.fullmatch(rf"{PLACEHOLDER}\.\d", str(pattern))) for pattern in told.values())
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, (list, tuple)) else 1
 
 
 def _filled(pattern: Any, value: Any) -> Any:

@@ -25,11 +25,13 @@ _OPERATORS = {"*": operator.mul, "+": operator.add, "-": operator.sub}
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=")
 _OPENING, _CLOSING = {"if", "for", "while", "until", "case", "select", "{"}, {"fi", "done", "esac", "}"}
 _HEREDOC = re.compile(r"(?<!<)<<-?[ \t]*(['\"\\]?)(\w+)['\"]?[^\n]*\n(.*?)^\s*\2[ \t]*$", re.DOTALL | re.MULTILINE)
+_SHELLS = re.compile(r"(?:^|[\s;|&(/])(?:(?:ba|z|k|da)?sh|sbatch|srun|ssh|qsub)(?=[\s;|&)<]|$)")
+"""The name of a command that runs the commands it reads."""
 _SUCCEEDS = {"cd", "set", "export", "mkdir", "source", ".", "echo", "true", ":"}
 """Commands that are taken to succeed before `&&`."""
 _BEFORE = {"export", "declare", "local", "readonly", "typeset", "then", "else", "do", "!", "time"}
 """Words that may stand before an assignment or a command."""
-_SETS = re.compile(r"(source|\.|eval|unset|read|mapfile|readarray|let|getopts|alias|printf -v) |\(")
+_SETS = re.compile(r"(source|\.|eval|unset|read|mapfile|readarray|let|getopts|alias|printf -v) |\(\(")
 """The beginning of a command that may set any variable."""
 
 
@@ -54,11 +56,12 @@ class _Raw:
         return "".join(text for _, text in self.pieces)
 
 
-def commands(text: str) -> Iterator[list[Word]]:
+def commands(text: str, *, written: bool = False) -> Iterator[list[Word]]:
     """Yield the words of each command, without the assignments before it. Variables have the values assigned above it.
 
     A variable keeps its name, `$LR`, if it is assigned in a branch, loop or function, or before a command that may set
-    any variable, such as `source`. In a heredoc, the values are those of the script around it, as bash expands them.
+    any variable, such as `source`. The commands of a heredoc count if a shell gets it; if `written`, those of others,
+    such as `cat > job.sh <<EOF`, count too. Their values are those of the script around it, as bash expands them.
     """
     shell = _Shell()
     bodies, blank = [found for found in _HEREDOC.finditer(text) if _is_one(found)], text
@@ -71,13 +74,20 @@ def commands(text: str) -> Iterator[list[Word]]:
         if words:
             yield words
         while bodies and raw and raw[-1].line > blank.count("\n", 0, bodies[0].start()):
-            yield from _in_heredoc(bodies.pop(0), shell)
+            body = bodies.pop(0)
+            yield from _in_heredoc(body, shell) if written or _is_run(body) else ()
 
 
 def _is_one(heredoc: re.Match[str]) -> bool:
     """Is `<<` neither in a comment nor in arithmetic?"""
     before = heredoc.string[: heredoc.start()].rpartition("\n")[2]
     return re.search(r"^\s*#|\(\(", before) is None
+
+
+def _is_run(heredoc: re.Match[str]) -> bool:
+    """Does a line with `<<` hold a command that runs what it reads?"""
+    line = heredoc.string[heredoc.string.rfind("\n", 0, heredoc.start()) + 1 : heredoc.start(3)]
+    return _SHELLS.search(line) is not None
 
 
 def _in_heredoc(found: re.Match[str], shell: _Shell) -> Iterator[list[Word]]:
@@ -183,9 +193,16 @@ class _Shell:
             self.body = 0
         if first in ("for", "select") and len(words) > 1:
             self.values[words[1].plain] = f"${{{words[1].plain}}}"
-        if first in self.functions or _SETS.match(" ".join(word.plain for word in words) + " "):
+        text = " ".join(word.plain for word in words) + " "
+        if first in self.functions or _SETS.match(text) or (first[0:1] == "(" and self._may_set(text.lstrip("( "))):
             self.values = {name: f"${{{name}}}" for name in (*self.values, *self.arrays)}
             self.arrays, self.any_set = {}, True
+
+    def _may_set(self, text: str) -> bool:
+        """May the first command of a subshell set a variable for the commands after it?"""
+        first = text.partition(" ")[0].rstrip(")")
+        own = first in self.functions or first in _BEFORE or first in _OPENING
+        return own or bool(_ASSIGNMENT.match(text) or _SETS.match(text))
 
     def _is_flag(self, word: str, raw: list[_Raw]) -> bool:
         return raw[0].plain in _BEFORE and re.fullmatch(r"-\w+", word) is not None

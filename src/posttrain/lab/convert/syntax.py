@@ -49,15 +49,16 @@ class Script:
         self.place = {id(n): id(f) for f in nodes if isinstance(f, _FUNCTIONS) for n in ast.walk(f)}  # innermost wins
         self.parameters = {id(n) for node in nodes for n in _reads_of_parameters(node)}
         self.guarded = any(isinstance(node, ast.If) and _is_main(node) for node in tree.body)
+        for call in self.calls:
+            if self._is_own(call.func):
+                for given in (*call.args, *(keyword.value for keyword in call.keywords)):
+                    self._pass(given, call)
 
     def _bind(self, node: ast.AST) -> None:
         if id(node) in self.fields:  # a field of a class is not a name of the script
             return
         if isinstance(node, (ast.Assign, ast.AnnAssign)) and _changes_its_owner(node.value):
             self._call_for_effect(node.value)
-        if isinstance(node, ast.Call) and self._last(node.func) in self.callable:
-            for given in (*node.args, *(keyword.value for keyword in node.keywords)):
-                self._change_unread(given, node)
         if isinstance(node, ast.Delete):
             for target in node.targets:
                 if isinstance(target, (ast.Subscript, ast.Attribute)):
@@ -115,6 +116,40 @@ class Script:
         name = _owner(owner)
         if isinstance(name, ast.Name):
             self.changed[name.id].append(Change(node, None, node, ast.unparse(node)))
+
+    def _is_own(self, called: ast.expr) -> bool:
+        """Is this a function of the script, or a method of an object of one of its classes?"""
+        if isinstance(called, ast.Name):
+            return called.id in self.callable
+        if not isinstance(called, ast.Attribute) or called.attr not in self.callable:
+            return False
+        owner = self.resolved(called.value)
+        owner = owner.func if isinstance(owner, ast.Call) else owner
+        return isinstance(owner, ast.Name) and owner.id in {"self", "cls", *self.classes}
+
+    def _pass(self, given: ast.expr, call: ast.Call) -> None:
+        """Record what a function that gets this argument may change: the object, or a part that is no plain value."""
+        part = given
+        while isinstance(part, (ast.Attribute, ast.Subscript)) and isinstance(
+            part.value, (ast.Attribute, ast.Subscript)
+        ):
+            part = part.value
+        if not isinstance(part, (ast.Attribute, ast.Subscript)) or not isinstance(part.value, ast.Name):
+            return self._change_unread(given, call)
+        values = self._fields(self.resolved(part.value))
+        key = part.attr if isinstance(part, ast.Attribute) else getattr(part.slice, "value", None)
+        if not isinstance(values, dict) or not isinstance(key, str):
+            key = None
+        told = [values.get(key)] if key else values.values() if isinstance(values, dict) else [values]
+        if not all(isinstance(value, (str, int, float, bytes, type(None))) for value in told):
+            self.changed[part.value.id].append(Change(call, key, call, ast.unparse(call)))
+        return None
+
+    def _fields(self, made: ast.expr) -> Any:
+        """Return the settings of a config or dict, by name. Those of another expression are Unread."""
+        if isinstance(made, ast.Call) and self.form_of(made) and not made.args:
+            return {name: given.value for name, given in self.arguments(made).items()}
+        return self.value(made)
 
     def called(self, call: ast.Call) -> str:
         """Return the last part of the called function's name. Import aliases are resolved."""
