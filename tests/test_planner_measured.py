@@ -55,6 +55,7 @@ def test_resident_memory_of_cases_above_a_gigabyte_is_near_what_was_planned():
     assert all(one.resident > 1e9 and abs(one.resident_error or 0) <= RESIDENT for one in found)
 
 
+@pytest.mark.slow
 def test_what_the_meter_counts():
     """Measure known allocations: one during another's lifetime, one inside a kernel, and one made before a span."""
     import torch
@@ -79,6 +80,7 @@ def test_what_the_meter_counts():
     del kept
 
 
+@pytest.mark.slow
 def test_what_an_earlier_run_left_in_cycles_is_not_taken_off_this_one():
     import gc
 

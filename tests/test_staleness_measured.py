@@ -52,6 +52,7 @@ def rival(rule: str, bound: int) -> Simulated:
     return simulate(limits, workload(1.0, 6.0), controller=RULES[rule][0])
 
 
+@pytest.mark.slow
 def test_who_drops_trains_no_old_token_and_loses_the_longest():
     run = rival("drop", 2)
     drawn, trained = run.share_of_longest()

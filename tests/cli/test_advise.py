@@ -18,6 +18,7 @@ def shell(capsys, *arguments: str) -> tuple[int, str, str]:
     return run(["advise", *arguments]), *capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_flags_become_facts_and_text_is_printed(capsys):
     code, out, err = shell(capsys, "--data", "verifier,pairs", "--moe", "--size", "30b", "--gpus", "8x80", "--online")
     assert (code, err) == (0, "")
@@ -92,6 +93,7 @@ def test_without_a_terminal_and_without_flags_nothing_is_asked(capsys, monkeypat
     assert "No algorithm fits: there is nothing to learn from yet." in out
 
 
+@pytest.mark.slow
 def test_questions_are_answered_through_a_pipe(capsys, monkeypatch):
     theirs, ours = os.pipe()
     os.write(ours, b"verifer\nverifier\nyes\n\nreasoning\n7b\ny\n8xH100\n\n30%\n")

@@ -48,6 +48,7 @@ def asked(session: ChatSession, *texts: str) -> list[str]:
     return read
 
 
+@pytest.mark.slow
 def test_with_a_chat_template_each_question_follows_the_turns_before_it(with_template):
     session = ChatSession(with_template, system="be brief", max_completion_length=3)
     first, second = asked(session, "hello", "and then")
@@ -104,6 +105,7 @@ def test_a_run_folder_answers_with_its_newest_checkpoint(place):
     assert session.ask("ab") == ChatSession(session.model_path, max_completion_length=4).ask("ab")
 
 
+@pytest.mark.slow
 def test_the_stop_strings_of_a_run_end_its_answers(place):
     whole = ChatSession("finished", max_completion_length=8).ask("ab")
     shutil.copytree("finished", "stopping")

@@ -378,6 +378,7 @@ def test_resuming_a_run_that_is_done_says_so(posttrain, done):
     assert "all 2 steps are done; `posttrain resume run --steps N` trains more" in out
 
 
+@pytest.mark.slow
 def test_a_run_cannot_be_resumed_to_fewer_steps_than_it_has_done(posttrain, place, done):
     before = (place / "run" / "events.jsonl").read_text()
     exit_code, _, err = posttrain("resume", "run", "--steps", "1")

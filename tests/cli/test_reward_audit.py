@@ -24,6 +24,7 @@ def test_an_honest_reward_exits_with_0_and_a_cheatable_one_with_1(rows, capsys):
     assert "Do not train on this reward yet: 1 fail" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_json_is_one_object_with_every_finding(rows, capsys):
     code = run(["reward", "audit", planted("returning:nan"), "--data", rows, "--only", "contract", "--json"])
     report = json.loads(capsys.readouterr().out)

@@ -65,6 +65,7 @@ WORKLOADS = st.builds(
 )
 
 
+@pytest.mark.slow
 @given(LIMITS, WORKLOADS, st.integers(0, 1 << 30))
 @examples(30, 100)
 def test_without_faults_every_run_is_done_and_nothing_is_given_up(limits, workload, seed):
@@ -76,6 +77,7 @@ def test_without_faults_every_run_is_done_and_nothing_is_given_up(limits, worklo
     assert run.largest_lag <= limits.max_staleness + limits.publish_every - 1
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_run():
     for seed in range(20):
         assert scheduled(seed, history=True) == scheduled(seed, history=True)

@@ -124,6 +124,7 @@ def test_private_names_of_transformers_are_in_one_file():
     assert found == {"transformers_private.py"}
 
 
+@pytest.mark.slow
 def test_no_module_of_a_model_is_patched_in_place():
     """Another class or forward method would conflict with FSDP2 and torch.compile, which replace them, too."""
     patched = [

@@ -345,6 +345,7 @@ def test_all_numbers_of_rows_come_to_a_few():
     assert len({filled_up(rows) for rows in range(1, 257)}) == 28
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], torch.float32))
 def test_rows_that_fill_up_change_no_completion(dtype, monkeypatch):
     sampler = sampler_of(tiny_model(), shared=False, packed=True, dtype=dtype)

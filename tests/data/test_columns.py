@@ -118,6 +118,7 @@ def test_a_verdict_may_have_words_that_cannot_reverse_it(stem, ends):
     assert [better_side(f"not {stem}".format(end), sides) for end in ends] == [None, None]
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["ab", "12", "01"]), st.text("abn ot12<>=/-_.:,", max_size=9))
 @settings(max_examples=500, deadline=None)
 def test_a_verdict_with_another_word_or_sign_names_no_side(ends, verdict):

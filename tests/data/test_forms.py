@@ -337,6 +337,7 @@ REAL = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 @catalogue("chat", [False, True], ids=["text", "chat"])
 @catalogue("name, kind, family, reasons", REAL, ids=[name for name, *_ in REAL])
 def test_real_files_are_recognised_and_what_is_dropped_of_them_is_known(name, kind, family, reasons, chat):
@@ -353,6 +354,7 @@ def test_two_answers_with_a_soft_preference_are_no_pairs_and_said_so():
         detect(rows, "pairs")
 
 
+@pytest.mark.slow
 @catalogue("name, kind, family, reasons", REAL, ids=[name for name, *_ in REAL])
 def test_real_files_are_rendered_with_a_real_tokenizer(name, kind, family, reasons):
     rows = read_rows(str(shared_file(name)), max_rows=12)

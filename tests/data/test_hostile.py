@@ -125,6 +125,7 @@ def looked_at(path: Path, layout: str, tokenizer: Any) -> None:
     said.encode()
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from(sorted(GOOD)),
     st.integers(0, 3),
@@ -164,6 +165,7 @@ turns = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.data())
 @examples(40, 400)
 def test_any_values_in_the_columns_of_any_form_are_read_or_left_out_with_a_reason(data):
@@ -285,6 +287,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(ENDLESS, "a loop that writes nothing"))
 def test_a_template_without_an_end_is_refused_before_a_row_is_rendered(name, tokenizer, monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 1)
@@ -295,6 +298,7 @@ def test_a_template_without_an_end_is_refused_before_a_row_is_rendered(name, tok
     assert time.process_time() - started < 5
 
 
+@pytest.mark.slow
 def test_a_template_that_has_no_end_for_some_rows_only_is_stopped_there(tokenizer, monkeypatch):
     monkeypatch.setattr(limits, "SECONDS", 1)
     tokenizer.chat_template = "{% if 'now' in messages[0].content %}" + LOOP.replace("BODY", "") + "{% endif %}ab"

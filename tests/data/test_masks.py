@@ -326,6 +326,7 @@ def test_no_token_of_a_prompt_is_trained_and_every_token_of_an_answer_is(tokeniz
     assert found == "|".join(f"{text}<eos>" for text in said)
 
 
+@pytest.mark.slow
 @HEAR
 @given(talks, st.sampled_from(["APPENDS", "TRIMS", "COUNTS", "TAKES_REASONING_OUT", "TAGS"]))
 def test_the_segments_together_are_what_the_template_writes(tokenizer, talk, template):
@@ -335,6 +336,7 @@ def test_the_segments_together_are_what_the_template_writes(tokenizer, talk, tem
     assert [token for segment in segments for token in segment.ids] == whole
 
 
+@pytest.mark.slow
 @HEAR
 @given(talks)
 def test_marks_and_tags_find_what_the_prefix_finds(tokenizer, talk):

@@ -87,6 +87,7 @@ TALK = [{"role": role, "content": f"{role[0]}{n}"} for n in range(4) for role in
 SYSTEM = {"role": "system", "content": "s"}
 
 
+@pytest.mark.slow
 @given(st.booleans(), st.integers(0, 3), st.integers(0, 7), st.data())
 @settings(max_examples=300, deadline=None)
 def test_no_turn_of_the_prompt_or_of_the_beginnings_is_lost(with_system, question, cut, data):

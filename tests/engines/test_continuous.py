@@ -138,6 +138,7 @@ def test_each_token_has_the_version_and_the_log_probability_of_the_weights_that_
         assert old[sum(counts) :] != pytest.approx(new[sum(counts) :], abs=1e-3), "the new weights give other values"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("continuous", [True], indirect=True)
 def test_a_kept_cache_is_only_nearly_right(continuous, other_weights):
     found = rows_across_a_change(continuous, other_weights)

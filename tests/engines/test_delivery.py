@@ -100,6 +100,7 @@ def test_half_precision_passes_within_its_tolerance(shared):
     check(policy, sampler, proof=proof)
 
 
+@pytest.mark.slow
 def test_dropout_and_training_mode_do_not_trip_it():
     policy = lora_model(lora_dropout=0.5).train()
     check(policy, sampler_of(policy))

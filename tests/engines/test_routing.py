@@ -86,6 +86,7 @@ def test_rounding_changes_some_choices():
     assert 0 < float(found) < 0.05
 
 
+@pytest.mark.slow
 def test_a_publish_of_a_mixture_measures_its_routing():
     model = tiny_model("qwen3-moe, experts")
     proof = DeliveryProof.from_prompts(PROMPTS, tolerance=1e-3)

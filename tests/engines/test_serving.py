@@ -50,6 +50,7 @@ def emptied(server):
     return server
 
 
+@pytest.mark.slow
 def test_an_evaluation_is_answered_by_a_server_with_the_weights_of_the_model(place):
     server = emptied(StubServer(place / "model"))
     with server.serving() as url:

@@ -53,6 +53,7 @@ def test_without_strings_there_is_nothing_to_look_for():
     assert not StopStrings(tiny_tokenizer(), [])
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_looking_at_the_last_tokens_finds_what_looking_at_the_whole_text_finds(data):

@@ -110,6 +110,7 @@ def test_the_first_answer_is_that_of_the_sampler_alone():
             assert (one.ids, one.given, one.starts) == (other.ids, (), ())
 
 
+@pytest.mark.slow
 def test_another_history_is_another_context_of_the_same_trajectory():
     asked = prompts(4)
     with agents("edits") as own:

@@ -144,6 +144,7 @@ def test_what_fails_says_how_and_leaves_nothing(opened, tmp_path, fault, kind, m
     assert ask(sessions, good, "step", **say("x")).value == {"done": True, "reward": 1.0}, "nobody else is affected"
 
 
+@pytest.mark.slow
 def test_what_an_environment_has_started_ends_with_it(opened, sleepers):
     sessions = world("LeavesBehind")
     opened.append(sessions)
@@ -241,6 +242,7 @@ def test_an_end_is_seen_at_once_though_a_child_holds_every_file(opened):
     assert (reply.kind, reply.message) == ("crash", "its process ended")
 
 
+@pytest.mark.slow
 def test_one_that_is_killed_before_anybody_knows_its_number_ends(opened, started, tmp_path):
     """The number is unread in the socket, or was not sent yet."""
     sessions = world("StartsSlowly", settings={"begun": str(tmp_path / "begun")})
@@ -285,6 +287,7 @@ def test_nothing_outlives_a_trainer_that_was_killed(tmp_path):
     assert not left
 
 
+@pytest.mark.slow
 def test_an_environment_is_tried_in_a_process_of_its_own_and_closed(opened, sleepers, tmp_path):
     sessions = world("StartsWhenMade", settings={"ended": str(tmp_path / "ended")})
     opened.append(sessions)

@@ -78,6 +78,7 @@ def test_the_settings_of_the_run_that_decide_a_number_are_kept(folder):
     assert again["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", few(["dpo", "reward_model"], "reward_model"))
 def test_rows_that_were_too_long_for_the_run_are_left_out_again_and_counted(folder, algorithm):
     rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]

@@ -41,6 +41,7 @@ def test_each_prompt_has_its_best_answer_that_ended(folder):
     assert all(len(row["completion"]) >= lengths[row["prompt"]] for row in longest)
 
 
+@pytest.mark.slow
 def test_right_answers_that_are_alike_are_kept_for_each_prompt_and_replay_keeps_one(folder):
     def asked(rewards):
         return own_answers(

@@ -321,6 +321,7 @@ def test_prompts_that_are_nearly_all_too_hard_or_too_easy_speak_against_a_run(co
     assert "Nothing speaks against a run" not in said
 
 
+@pytest.mark.slow
 def test_prompt_and_gold_stand_beside_the_answer(config, capsys):
     command(["reward", "test", str(config), "--prompts", "4", "-k", "4"])
     said = capsys.readouterr().out

@@ -108,6 +108,7 @@ def test_a_check_judges_the_answers_of_a_run_on_given_data_before_and_after(fold
     assert "The independent check “says_good”, which training never saw, went from" in told
 
 
+@pytest.mark.slow
 def test_a_check_changes_nothing_in_training(folder, ranked):
     checked = train(folder, "beside-check", "dpo", "pairs", check=[says_good])
     first, second = (Path(run.model_path) / "model.safetensors" for run in (ranked, checked))

@@ -67,6 +67,7 @@ def test_the_generation_config_ends_answers_where_training_did(runs: Runs):
     assert (saved["eos_token_id"], saved["pad_token_id"]) == (2, 0)
 
 
+@pytest.mark.slow
 def test_answers_of_an_export_end_where_those_of_its_run_do(runs: Runs):
     run, folder = runs.run("stopping"), runs.export("stopping").folder
     stop = KINDS["stopping"][2]["sampling"]["stop"]

@@ -150,6 +150,7 @@ def test_in_float32_the_difference_is_rounding(name):
     assert_same(loss_and_gradient(model, tokens, mask_BT), plain_loss_and_gradient(model, tokens, mask_BT), 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", few(EXACT.values(), EXACT["sliding window"]), ids=EXACT)
 def test_bfloat16_autocast_is_no_further_from_float32_than_single_rows_are(name):
     """The distance is at most twice as large, because shared and single rows round differently."""

@@ -89,6 +89,7 @@ def test_the_result_names_every_stage_its_model_and_what_was_measured(done, fold
     assert done.export is None
 
 
+@pytest.mark.slow
 def test_the_second_stage_started_with_what_the_first_one_trained(done):
     config = (done.folder / "02-grpo" / "config.yaml").read_text()
     assert f"path: {done.stages[0].model_path}  # stage:sft" in config
@@ -166,6 +167,7 @@ def test_where_a_run_is_read_an_unfinished_pipeline_is_told_which_stage_to_give(
         assert re.search(f"ModelError: {folder} is the folder of a pipeline[^$]*{says}", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_where_a_run_is_read_a_finished_pipeline_means_its_last_stage(done):
     last = done.folder / "02-grpo"
     assert find_origin(done.folder).run == last

@@ -77,6 +77,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_it_is_explained_documented_and_checked_and_its_names_are_known(acme, place):
     done = run_code(ONE_PROCESS, json.dumps(COMMANDS), str(place), str(acme))
     assert done.exit_code == 0, done.errors

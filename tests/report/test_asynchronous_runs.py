@@ -75,6 +75,7 @@ def test_the_timeline_shows_what_each_did_and_agrees_with_the_metrics(run):
         assert (train.end - train.begin) / 1e6 == pytest.approx(record["time/train"], abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_step_line_says_how_old_tokens_are_and_who_waited(run, screen, monkeypatch):
     assert run.step == STEPS
     lines = [line for line in screen.getvalue().splitlines() if re.match(r"step \d", line)]

@@ -648,6 +648,7 @@ def test_a_folder_that_is_not_there_is_an_error(tmp_path, monkeypatch, capsys):
     assert "runs is not a folder" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_port_that_is_taken_is_an_error_or_the_next_one_is_used(tmp_path):
     first = Dashboard(tmp_path)
     second = Dashboard(tmp_path)

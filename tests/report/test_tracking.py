@@ -348,6 +348,7 @@ def test_a_folder_without_a_run_and_an_unknown_tracker_are_refused(tmp_path, cap
         follow(write_run(tmp_path / "run"), "abacus")
 
 
+@pytest.mark.slow
 def test_weights_and_biases_is_written_to_files_where_nobody_is_logged_in(tmp_path):
     folder = write_run(tmp_path / "run")
     sent = follow(folder, "wandb")

@@ -58,6 +58,7 @@ def test_every_departure_of_its_conventions_has_its_reason(ours, file):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("file", few(FILES, FILES[1]))
 def test_with_its_conventions_declared_we_err_no_more_than_math_verify(benchmark, file):
     pairs = list(benchmark.pairs(file, lenient=True))

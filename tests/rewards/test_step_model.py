@@ -54,6 +54,7 @@ def expected(folder: Path, asked: str, steps: Sequence[str], how: Aggregate = "m
     return float(aggregate(step_scores(loaded.model, tokens, ends_BT)[ends_BT].sigmoid(), how))
 
 
+@pytest.mark.slow
 def test_an_answer_is_worth_its_worst_step_by_default(folder):
     groups = [[answer("de fg"), answer("de"), answer("de  fg h")], [answer("h")]]
     found = score(Reward(model=str(folder)), [prompt("ab"), prompt("c")], groups)
@@ -88,6 +89,7 @@ def test_an_answer_beyond_the_context_is_unscored(folder):
     assert found.failures[0].message == "102 tokens in the reward model's context of 64"
 
 
+@pytest.mark.slow
 def test_many_answers_score_as_they_do_alone(folder, monkeypatch):
     monkeypatch.setattr("posttrain.rewards.model.REWARD_TOKENS", 12)
     texts = ["d " * steps + "e" for steps in range(6)]

@@ -57,6 +57,7 @@ def test_no_folder_and_an_empty_folder_hold_no_checkpoint(checkpoints):
     assert checkpoints.newest() is None
 
 
+@pytest.mark.slow
 def test_the_manifest_can_be_checked_with_coreutils(checkpoints):
     saved = checkpoints.save(10, write_small)
     subprocess.run(["sha256sum", "--check", "--status", "manifest.sha256"], cwd=saved.path, check=True)

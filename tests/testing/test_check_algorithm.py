@@ -193,6 +193,7 @@ class Unhashable(GRPO):
     """Is a list."""
 
 
+@pytest.mark.slow
 def test_what_an_algorithm_says_of_itself_is_held_against_it():
     with pytest.raises(AssertionError, match="no value changes anything for nothing"):
         algorithm_checks(Dead)["every setting changes something"]()
@@ -203,6 +204,7 @@ def test_what_an_algorithm_says_of_itself_is_held_against_it():
         check_algorithm(Unhashable, seeds=1, skip=others)
 
 
+@pytest.mark.slow
 def test_all_that_failed_is_told_at_once_and_checks_can_be_left_out():
     wrong = faulty(own_denominator)
     with pytest.raises(ChecksFailed) as told:

@@ -94,12 +94,14 @@ def test_a_critic_is_there_without_being_asked_for(folder, settings, kind):
     assert {"value/loss", "value/explained_variance", "critic/grad_norm"} <= run.metrics[0].keys()
 
 
+@pytest.mark.slow
 def test_an_algorithm_without_one_has_none(folder):
     run = train(folder, "none", algorithm="grpo", **{"train.steps": 1})
     assert run.trainer.critic is None
     assert "critic/grad_norm" not in run.metrics[0]
 
 
+@pytest.mark.slow
 def test_a_critic_starts_where_its_path_says(folder):
     """It starts from a reward model: the model's head becomes the critic's first head."""
     model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=5)

@@ -185,6 +185,7 @@ def test_a_run_that_was_killed_and_resumed_with_other_settings_is_repeated_acros
     assert (result.compared.steps, result.compared.checkpoints) == (6, [2, 4, 6])
 
 
+@pytest.mark.slow
 def test_a_replay_starts_in_the_middle_and_ends_there(run):
     result = pt.replay(run, first=3, last=3)
     assert (result.same, result.compared.steps, result.start) == (True, 1, "the checkpoint of step 2")
@@ -426,6 +427,7 @@ def test_a_critic_that_the_run_did_not_have_starts_anew(run):
     assert any("the critic is not the run's critic" in note for note in result.notes)
 
 
+@pytest.mark.slow
 def test_settings_that_decide_nothing_and_algorithms_of_other_data_are_refused(run):
     for name in ("rewards", "check", "data.train", "train.prompts_per_step", "evaluation.samples", "sampling.top_p"):
         with pytest.raises(ConfigError, match=f"{name} has no effect in a replay"):

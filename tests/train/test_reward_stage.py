@@ -110,6 +110,7 @@ def test_the_policy_is_rewarded_by_the_model_alone(short):
         assert row["rewards/reward_model/mean"] == pytest.approx(row["reward"])
 
 
+@pytest.mark.slow
 def test_the_reward_model_has_a_run_of_its_own_and_its_accuracy_is_told(short):
     stage = short.evaluation["reward_model"]
     assert stage["trained"]["accuracy"]["mean"] > 0.9

@@ -60,6 +60,7 @@ def test_few_held_out_rows_are_warned_of_where_more_were_asked_for(folder, plain
     assert not [warning for warning in warnings_of(plain) if "held out:" in warning]
 
 
+@pytest.mark.slow
 def test_a_run_warns_once_of_pictures_that_the_model_does_not_see(folder, plain):
     rows = [json.loads(line) | {"images": ["x.png"]} for line in (folder / "prompts.jsonl").read_text().splitlines()]
     (folder / "pictures.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -69,6 +70,7 @@ def test_a_run_warns_once_of_pictures_that_the_model_does_not_see(folder, plain)
     assert not [warning for warning in warnings_of(plain) if "does not see" in warning]
 
 
+@pytest.mark.slow
 def test_forgetting_is_measured_without_held_out_prompts(folder):
     settings = {"data.eval_fraction": 0.0, "evaluation.forgetting": str(folder / "text.txt")}
     run = train(folder, "forgetting", **settings)
@@ -80,6 +82,7 @@ def test_the_largest_seed_is_a_seed(folder):
     assert train(folder, "large-seed", seed=2**63 - 1).step == 2
 
 
+@pytest.mark.slow
 def test_several_updates_without_a_ratio_are_told_and_their_metrics_are_true(folder):
     run = train(folder, "updates", algorithm="reinforce", **{"train.minibatches": 2, "train.learning_rate": 0.05})
     assert any("no importance ratio" in warning for warning in warnings_of(run))
@@ -201,6 +204,7 @@ def test_a_run_is_not_resumed_beside_another_reference_or_teacher(folder, tmp_pa
     assert posttrain.resume(run.folder, steps=3).step == 3
 
 
+@pytest.mark.slow
 def test_a_run_of_an_earlier_version_is_resumed_beside_any_reference_and_then_keeps_it(folder, tmp_path):
     beside = tiny_model(tmp_path / "beside", seed=3)
     run = train(folder, "beside-old", algorithm={"name": "grpo", "kl_coef": 0.1}, reference=str(beside))

@@ -177,6 +177,7 @@ def test_other_programs_open_what_was_saved_and_score_alike(begun):
     assert AutoTokenizer.from_pretrained(begun["steps"].model_path).eos_token == "<eos>"
 
 
+@pytest.mark.slow
 def test_the_folder_says_how_scores_are_made_of_outputs(begun):
     assert begun["ratings"].model_path is not None
     assert begun["steps"].model_path is not None

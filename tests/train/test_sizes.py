@@ -38,6 +38,7 @@ def told(run) -> list[str]:
     return [event["message"] for event in events if event["kind"] == "compute"]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_what_was_chosen(tmp_path, monkeypatch):
     monkeypatch.setattr(BEFORE, "sizes", lambda config: CHOSEN)
     run = run_of(tmp_path, "chosen")

@@ -145,6 +145,7 @@ def test_the_check_changes_nothing_of_what_is_learned(folder, gamed, check):
         assert torch.equal(tensor, weights[name]), name
 
 
+@pytest.mark.slow
 def test_a_check_that_needs_a_column_of_held_out_rows_looks_at_those_only(folder):
     rows = [{"prompt": "abc", "answer": "abc", "hint": "a"}] * 4
     (folder / "hinted.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -144,6 +144,7 @@ def test_stale_weights_are_named_with_their_version(model, scale):
     assert (cause.kind, cause.evidence["value"]) == ("versions", 1), cause
 
 
+@pytest.mark.slow
 def test_an_engine_in_bfloat16_is_named(model):
     cause = find_cause(drawn(copy.deepcopy(model).bfloat16()), trainer(model, earlier=(moved(model, 0.02),)), [], LEVEL)
     assert cause.kind == "precision", cause
@@ -168,6 +169,7 @@ def test_what_an_engine_says_of_itself_comes_first(model):
     assert (cause.kind, "0.4 nats" in cause.text) == ("cache", True)
 
 
+@pytest.mark.slow
 def test_rows_that_are_right_do_not_hide_those_that_are_wrong(model):
     """This happens if one of several engines is wrong."""
     rows = [*drawn(model, count=30)[12:], *drawn(model, temperature=0.8)]

@@ -81,6 +81,7 @@ def guess(kind: str, dice: random.Random) -> str:
     return GOLDS[kind](dice).rpartition("#### ")[2]
 
 
+@pytest.mark.slow
 @few_seeds
 def test_learning_the_task_is_no_concentration_whatever_its_golds(seed):
     for kind, extracts in itertools.product(GOLDS, (True, False)):
@@ -169,6 +170,7 @@ def test_a_correlation_that_falls_towards_0_pays_no_short_answers():
         assert watch.observe(step, metrics)[0] == []
 
 
+@pytest.mark.slow
 @few_seeds
 def test_one_value_is_one_however_it_is_written(seed):
     """The left side of the equation names the prompt's own numbers, or each answer has more zeros."""

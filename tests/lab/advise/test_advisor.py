@@ -368,6 +368,7 @@ def test_a_cpu_trains_adapters_of_a_model_of_unknown_size():
     assert "lora:" not in advise(data="pairs", model="Qwen/Qwen3-0.6B", gpus=0).best.config
 
 
+@pytest.mark.slow
 def test_adapters_where_training_all_weights_does_not_fit():
     best = advise(data="verifier", size="7b", gpus=1, gpu_memory=24).best
     assert "lora:" in best.config

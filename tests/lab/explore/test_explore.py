@@ -83,6 +83,7 @@ def test_the_page_is_well_formed_and_every_field_has_a_name(html):
     assert [tag for tag, _ in outline.elements if tag in ("h1", "main", "footer")] == ["main", "h1", "footer"]
 
 
+@pytest.mark.slow
 def test_the_page_asks_nobody_for_anything(html):
     outline = Outline(html)
     addresses = [one.get(name) for _, one in outline.elements for name in ("src", "href", "action")]

@@ -98,6 +98,7 @@ def test_the_advisor_and_the_project_understand_each_others_words():
         assert advise(data=kind).best is not None
 
 
+@pytest.mark.slow
 @catalogue("kind", KINDS)
 @catalogue("tiny", [True, False])
 def test_the_sample_holds_out_what_it_does_not_train_on_and_is_the_same_each_time(kind, tiny):

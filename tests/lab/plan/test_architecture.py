@@ -37,6 +37,7 @@ def count(model: torch.nn.Module, *names: str) -> int:
     return sum(p.numel() for name, p in model.named_parameters() if any(n in name for n in names))
 
 
+@pytest.mark.slow
 def test_every_family_is_counted_as_transformers_builds_it() -> None:
     """This also holds for a file that leaves out old defaults of its class, as published files do."""
     for kind, family in families().items():

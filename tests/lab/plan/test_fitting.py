@@ -79,6 +79,7 @@ def test_what_a_plan_of_several_gpus_suggests_is_what_so_many_ranks_take(devices
     assert any("train.cpu_offload" in change.settings for change in plan.changes)
 
 
+@pytest.mark.slow
 def test_no_seconds_are_told_of_what_nobody_has_timed():
     plan = make_plan(model="7b", algorithm="ppo", gpus="8xh100")
     seconds = {"train.cpu_offload" in change.settings: change.seconds for change in plan.changes}

@@ -84,6 +84,7 @@ def test_a_step_in_turns_costs_a_sleep_and_a_wake_more_than_on_two_gpus():
     assert ahead.placements[0].steps_per_hour < ahead.beside.in_turns < ahead.beside.steps_per_hour
 
 
+@pytest.mark.slow
 def test_the_plan_takes_what_the_run_takes():
     one, two = usual(), usual("2x4090")
     assert [placed.chosen for placed in one.placements] == [True, False]
@@ -116,6 +117,7 @@ def test_a_run_that_fits_beside_its_server_does_not_fit_with_it():
     assert shared.verdict.needed == generate.bytes
 
 
+@pytest.mark.slow
 def test_elsewhere_is_planned_with_the_gpus_that_are_there():
     """On one GPU of 32 GB this run shares it with its server and does not fit. On the plan's two GPUs it would."""
     plan = planned("2x4090", "7b", **BESIDE_32_GB)
@@ -128,6 +130,7 @@ def test_a_single_gpu_is_nothing_for_a_run_that_needs_two():
     assert planned("2x4090", "3b", **{"rollout.placement": "beside"}).elsewhere == ()
 
 
+@pytest.mark.slow
 def test_more_gpus_do_not_share_the_training_of_a_run_with_a_server():
     plan = planned("rtx-5090", "7b", **BESIDE_32_GB)
     assert not plan.verdict.fits

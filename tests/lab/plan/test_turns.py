@@ -80,6 +80,7 @@ def test_what_tools_give_is_told_or_fills_the_limit_and_is_not_scored():
     assert plan().workload.completion_tokens == 3 * 32
 
 
+@pytest.mark.slow
 def test_the_schemas_of_tools_are_part_of_each_prompt(tmp_path):
     tokenizer = build_tokenizer()
     tokenizer.chat_template = "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{% endfor %}="

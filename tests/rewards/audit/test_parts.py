@@ -180,6 +180,7 @@ def test_rows_that_a_run_would_refuse_are_refused():
         audit("gsm8k", rows, only=["constant_guess"])
 
 
+@pytest.mark.slow
 def test_a_reward_of_which_nothing_is_scored_has_no_slope():
     def broken(completion, answer):
         raise RuntimeError("down")
@@ -189,6 +190,7 @@ def test_a_reward_of_which_nothing_is_scored_has_no_slope():
     assert report["contract"].status == "fail"
 
 
+@pytest.mark.slow
 def test_a_form_of_its_own_is_given():
     def final(completion, answer):
         return float(completion == f"<final>{answer}</final>")
@@ -264,6 +266,7 @@ def test_a_model_is_asked_for_groups_of_completions(monkeypatch):
     assert finding.text.startswith("4 of 4 (100 %) groups have equal scores")
 
 
+@pytest.mark.slow
 def test_an_audit_ends_with_its_time_and_says_what_was_left_out():
     def slow(completion, answer):
         time.sleep(0.008)

@@ -39,6 +39,7 @@ def test_the_three_equalities(expected, given, exact, float_ok, python):
     assert found == [exact, float_ok, python]
 
 
+@pytest.mark.slow
 @given(st.recursive(st.integers() | st.text() | st.booleans(), lambda inner: st.lists(inner) | st.tuples(inner, inner)))
 def test_every_value_is_itself(value):
     assert same(value, value, "exact")

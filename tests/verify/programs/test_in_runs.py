@@ -68,6 +68,7 @@ def test_unsafe_is_warned_of_in_each_run_on_file_and_in_the_report(folder: Path)
         assert "nothing is confined" in (folder / name / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_rows_in_the_form_of_verl_are_judged_by_their_ground_truth(folder: Path):
     truth = json.dumps({"inputs": ["1"], "outputs": ["2"]})
     rows = [{"prompt": f"add {n}", "reward_model": {"style": "rule", "ground_truth": truth}} for n in range(8)]

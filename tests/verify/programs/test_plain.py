@@ -35,6 +35,7 @@ def typed(value):
     return (kind, bytes(value) if isinstance(value, bytearray) else value, str(value))
 
 
+@pytest.mark.slow
 @given(values)
 def test_a_value_comes_back_with_the_types_of_all_its_parts(value):
     frame = dump({"value": pack(value)})

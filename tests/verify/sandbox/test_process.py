@@ -239,6 +239,7 @@ def test_a_fork_server_that_dies_under_a_program_is_no_verdict_on_it(landlock):
         process.finish()
 
 
+@pytest.mark.slow
 def test_a_fork_server_that_hangs_costs_the_deadline_and_little_more(landlock):
     process = landlock.start("import time; time.sleep(30)", limits=Limits(wall=0.5))
     os.kill(at_work(landlock), signal.SIGSTOP)

@@ -61,6 +61,7 @@ def test_the_numbers_are_those_of_the_kernel(machine):
     assert {name: found[name] for name in ours if name in found} == {n: k for n, k in ours.items() if n in found}
 
 
+@pytest.mark.slow
 @catalogue("machine", ARCHITECTURES)
 def test_what_is_denied_is_denied_whatever_the_arguments(machine):
     for table in DENIED.values():

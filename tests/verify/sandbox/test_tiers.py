@@ -116,6 +116,7 @@ def test_a_step_of_the_confinement_that_fails_in_the_child_runs_nothing(monkeypa
     assert not note.exists()
 
 
+@pytest.mark.slow
 def test_what_has_held_is_remembered_and_a_change_asks_again(new_cache, monkeypatch):
     attacks = []
     monkeypatch.setattr(selftest, "wrongly_ended", lambda box: [])  # saves seconds of CPU time
@@ -160,6 +161,7 @@ def test_other_systems_are_refused_in_words(monkeypatch, platform):
         open_sandbox()
 
 
+@pytest.mark.slow
 def test_check_says_which_sandbox_there_is_and_how_to_get_one(monkeypatch):
     def finding() -> Finding:
         return next(one for one in check_environment().findings if one.what == "sandbox")

@@ -212,6 +212,7 @@ def test_a_budget_of_tokens_that_is_passed_is_not_told_to_become_one(tmp_path: P
     assert "different numbers of tokens (a 4,000, b 6,500); a larger budget would hide the last step." in said
 
 
+@pytest.mark.slow
 def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
     """Arms that answered everything alike once had intervals of width zero."""
     scores = {"a": [0.2, 0.2, 0.2], "b": [0.2, 0.2, 0.2]}
@@ -233,6 +234,7 @@ def with_other_gradients(folder: Path, arm: str) -> Comparison:
     return conclude(folder)
 
 
+@pytest.mark.slow
 def test_arms_that_never_differed_are_called_the_same(tmp_path: Path):
     same = compared(tmp_path, {"a": [0.2, 0.3, 0.4], "b": [0.2, 0.3, 0.4], "c": [0.8, 0.8, 0.9]})
     said = "a and b gave the same results in every run: what differs between them had no effect here."

@@ -195,6 +195,7 @@ def result(trials: list[TrialRecord], confirmation: Confirmation | None = None, 
     )
 
 
+@pytest.mark.slow
 def test_the_sentences_claim_no_more_than_the_interval_and_name_the_bias_of_choosing():
     told = trials_with_an_edge()
     better = " ".join(result(told, seeds([0.4, 0.42, 0.41], [0.6, 0.61, 0.62])).sentences())

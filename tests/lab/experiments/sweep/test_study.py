@@ -89,6 +89,7 @@ def test_the_first_trial_is_the_default_and_each_of_them_has_its_own_values(tmp_
     assert tasks[1].settings["train"]["learning_rate"] == found[1].values["train.learning_rate"]
 
 
+@pytest.mark.slow
 def test_a_trial_whose_process_was_killed_is_gone_on_with_under_its_own_values(tmp_path):
     study = study_in(tmp_path)
     first = next(iter(tasks_in(tmp_path, study, 3)))
@@ -101,6 +102,7 @@ def test_a_trial_whose_process_was_killed_is_gone_on_with_under_its_own_values(t
     assert [trial.outcome for trial in records(again, KNOBS)] == ["running"] * 3
 
 
+@pytest.mark.slow
 def test_a_trial_that_ended_while_nobody_looked_is_read_from_its_files_and_not_run_again(tmp_path):
     study = study_in(tmp_path)
     tasks = list(tasks_in(tmp_path, study, 3))
@@ -115,6 +117,7 @@ def test_a_trial_that_ended_while_nobody_looked_is_read_from_its_files_and_not_r
     assert found[2].reason == "DataError: no such file"
 
 
+@pytest.mark.slow
 def test_the_same_settings_are_not_run_twice(tmp_path):
     study, said = study_in(tmp_path), []
     first, second = tasks_in(tmp_path, study, 2, said)
@@ -198,6 +201,7 @@ def test_without_a_pruner_nothing_is_stopped(tmp_path):
     assert not process.asked
 
 
+@pytest.mark.slow
 def test_of_a_loss_the_lowest_is_best(tmp_path):
     study = study_in(tmp_path)
     for task, loss in zip(tasks_in(tmp_path, study, 3), (2.0, 1.0, 1.5), strict=True):
