@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
 from posttrain.config import AlarmConfig
+from posttrain.evaluate.heldout import interval_of
 from posttrain.experience.group import groups_of
 from posttrain.rewards import Scores
 from posttrain.rewards.judge import Judgement
@@ -16,7 +18,7 @@ from posttrain.types import Completion, Prompt
 from posttrain.watch import Alarm, IndependentCheck, Watch
 from posttrain.watch.check import Checked, sample_of
 from posttrain.watch.disagreement import Disagreement
-from posttrain.watch.heldout import HeldOutAlarms
+from posttrain.watch.heldout import HeldOutAlarms, movement
 from posttrain.watch.records import HeldOut, Step
 
 N = 30
@@ -383,6 +385,29 @@ def test_a_score_is_a_percentage_only_between_0_and_1(before, after, edges, said
         score_of = {"mean": score, "low": score - 0.02, "high": score + 0.02, "n": 64}
         fired += watch.evaluated(step, {"greedy": {"score": score_of}, "score_range": edges, "confidence": 0.95})
     assert [said in alarm.message for alarm in fired] == [True]
+
+
+def of_answers(scores: list[float], checked: bool) -> dict:
+    """An evaluation whose greedy answers have these scores, by the check or by the reward alone."""
+    found = interval_of([[score] for score in scores], 0.95)
+    saved = {name: value if math.isfinite(value) else None for name, value in found._asdict().items()}
+    edges = {"score_range": [min(scores), max(scores)], "confidence": 0.95}
+    return {"greedy": {"score": saved}, "check": {"sound": saved} if checked else {}, **edges}
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (-1.0, 1.0), (-10.0, -2.0), (0.0, 5.0)])
+@pytest.mark.parametrize("solved", [40, 63, 64])
+def test_a_collapse_to_one_score_is_an_alarm_on_every_scale(checked, low, high, solved):
+    """Equal scores outside 0 to 1 have no interval, before the fall and after it."""
+    mixed, course = [high] * 56 + [low] * 8, [high] * solved + [low] * (64 - solved)
+    for scores, fires in (([mixed, *[course] * 5, *[[low] * 64] * 5], True), ([mixed, *[[high] * 64] * 9], False)):
+        watch = Watch(AlarmConfig(reference_steps=1))
+        watch.independent = checked
+        watch.reward.first, watch.reward.last = [0.5], [0.5]
+        said = [alarm for step, one in enumerate(scores) for alarm in watch.evaluated(step, of_answers(one, checked))]
+        assert kinds(said)[:1] == (["heldout_drop"] if fires else [])
+        assert movement(watch.heldout.found) == ("fell" if fires else "rose")
 
 
 @pytest.mark.parametrize("limits", [(None, None), (0.5, 0.5)])

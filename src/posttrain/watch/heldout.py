@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,12 +109,20 @@ def _mean(interval: Mapping[str, Any] | None) -> float | None:
     return interval["mean"] if interval is not None and _finite(interval, "mean") else None
 
 
+def with_errors(found: Sequence[HeldOut]) -> list[HeldOut]:
+    """The evaluations, with the largest known error for those whose answers all had one score: one score shows no
+    spread, but the other evaluations are of the same prompts."""
+    largest = max((one.error for one in found if math.isfinite(one.error)), default=math.inf)
+    return [one if math.isfinite(one.error) else replace(one, error=largest) for one in found]
+
+
 def movement(found: list[HeldOut]) -> Movement:
     """The change from the first evaluation to the last, if it exceeds a standard error of the difference."""
     if len(found) < 2:
         return "unknown"
-    change = found[-1].score - found[0].score
-    if abs(change) <= math.hypot(found[0].error, found[-1].error):
+    first, *_, last = with_errors(found)
+    change = last.score - first.score
+    if abs(change) <= math.hypot(first.error, last.error):
         return "flat"
     return "rose" if change > 0 else "fell"
 
@@ -136,7 +144,7 @@ class HeldOutAlarms:
     def _drop(self, reward: Course) -> Alarm | None:
         """Fire if the last evaluations are below the best earlier ones and the training reward has not fallen."""
         window, least = self.config.heldout_window, self.config.heldout_z
-        drop = largest_drop([(one.score, one.error) for one in self.found], window)
+        drop = largest_drop([(one.score, one.error) for one in with_errors(self.found)], window)
         if least is None or drop is None or drop.z <= least or reward.movement() == "fell":
             return None
         best = self.found[drop.best : drop.best + window]
@@ -159,9 +167,10 @@ class HeldOutAlarms:
         minus their check score. This part counts only on one scale, from 0 to 1, and only if the check has not risen:
         a check that begins far below an honest reward may also rise less.
         """
-        first, last, limit = self.found[0], self.found[-1], self.config.gap
+        limit = self.config.gap
         if limit is None or len(self.found) < 2 or reward.movement() != "rose":
             return None
+        first, *_, last = with_errors(self.found)
         growth, error = 0.0, 0.0
         if first.shares and last.shares and movement(self.found) != "rose":
             growth = (last.reward - last.score) - (first.reward - first.score)
