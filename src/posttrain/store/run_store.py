@@ -362,6 +362,9 @@ ASKED_EVERY = 1.0
 """Seconds between two attempts to get a lock that another process holds."""
 SIGNED_WITHIN = 0.2
 """Seconds until a process that has just got a lock has written its name into it."""
+ALONE_WITHIN = 1.0
+"""Seconds to wait while another process signs or removes a lock, which takes milliseconds. `flock FOLDER posttrain …`
+holds the folder for as long as the command runs."""
 
 
 class RunLock:
@@ -440,14 +443,26 @@ def _read(descriptor: int) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time sign or remove a lock of this folder. Some network storage cannot lock a folder."""
+    """Let one process at a time sign or remove a lock of this folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(OSError):  # some network storage cannot lock a folder
+            _wait_for(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    """Lock an open folder, or leave it after `ALONE_WITHIN` seconds."""
+    until = time.monotonic() + ALONE_WITHIN
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return None
+        time.sleep(0.01)
 
 
 @contextmanager
