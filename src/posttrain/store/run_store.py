@@ -38,6 +38,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -48,6 +49,7 @@ import pyarrow.parquet as parquet
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.files import (
     NO_ROOM,
+    PATIENCE,
     Damaged,
     Missing,
     append,
@@ -190,11 +192,16 @@ class RunStore:
         self._append("events.jsonl", {"time": _now(), **at, "kind": kind, "message": message, **details})
 
     def settle(self) -> None:
-        """Make the rows and events so far survive a power failure. A checkpoint needs them and is synced itself."""
-        with _explained(self.folder):
-            for name in ("metrics.jsonl", "events.jsonl"):
-                with suppress(FileNotFoundError):
-                    sync(self.folder / name)
+        """Make the rows and events so far survive a power failure. A checkpoint needs them and is synced itself.
+
+        Raises OSError with the name of the file. If the disk is full, this waits for a while."""
+        for path in (self.folder / "metrics.jsonl", self.folder / "events.jsonl"):
+            try:
+                PATIENCE.until_written(path, partial(sync, path))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from error
 
     def samples(self, text: str) -> Path:
         """Write samples.txt."""
