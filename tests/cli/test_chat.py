@@ -78,11 +78,21 @@ def test_an_answer_is_no_longer_than_what_the_context_leaves(plain):
 
 def test_a_conversation_that_fills_the_context_is_an_error(with_template):
     session = ChatSession(with_template, max_completion_length=1)
-    session.ask("a" * 20)
+    session.ask("a" * 56)
     with pytest.raises(
         DataError, match=r"conversation has \d+ tokens; allowed: fewer than the model's context of 64.\n  Start a new"
     ):
-        session.ask("a" * 40)
+        session.ask("a")
+
+
+@pytest.mark.parametrize("first", [1, 20, 40])
+def test_a_long_message_after_others_is_to_be_shortened_if_a_short_one_still_fits(with_template, first):
+    session = ChatSession(with_template, max_completion_length=1)
+    session.ask("a" * first)
+    with pytest.raises(
+        DataError, match=r"conversation has \d+ tokens with this message; .*\n  Shorten the message, or"
+    ):
+        session.ask("a" * 64)
     session.ask("a")
 
 

@@ -214,6 +214,24 @@ def before_second(folder) -> Path:
     return (folder / "began-1").rename(folder / "before-second")
 
 
+@pytest.mark.parametrize("error", [DataError, ModelError, ConfigError])
+@pytest.mark.parametrize("lasting", [True, False])
+def test_an_error_that_a_resume_meets_again_is_not_followed_by_the_advice_to_resume(
+    before_second, tmp_path, monkeypatch, error, lasting
+):
+    def changed(*args: Any) -> None:
+        raised = error(given="something changed")
+        raised.is_lasting = lasting
+        raise raised
+
+    folder = shutil.copytree(before_second, tmp_path / "changed")
+    monkeypatch.setattr(pipeline_stage, "_receive", changed)
+    with pytest.raises(error) as caught:
+        posttrain.resume(folder)
+    continues = "" if lasting else f"; `posttrain resume {folder}` continues it"
+    assert caught.value.__notes__[-1] == f"The pipeline is in {folder}{continues}."
+
+
 @pytest.fixture
 def stopped(before_second, tmp_path) -> Path:
     return shutil.copytree(before_second, tmp_path / "stopped")

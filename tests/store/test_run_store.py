@@ -323,6 +323,21 @@ def test_a_process_whose_lock_was_taken_over_before_it_signed_does_not_have_it(t
     others[0].__exit__(None, None, None)
 
 
+@pytest.mark.parametrize("how", [fcntl.LOCK_EX, fcntl.LOCK_SH])
+def test_a_folder_that_is_locked_as_a_whole_can_still_be_written_by_one_process(tmp_path, monkeypatch, how):
+    """`flock FOLDER posttrain train …` in a cron table."""
+    monkeypatch.setattr(run_store, "ALONE_WITHIN", 0.05)
+    outer = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
+    fcntl.flock(outer, how)
+    lock = RunLock(tmp_path)
+    with pytest.raises(ConfigError, match="being written by another process"):
+        RunLock(tmp_path)
+    lock.release()
+    with held(tmp_path, f"pid {ended_process()} on {machine()}\n"):
+        RunLock(tmp_path).release()
+    os.close(outer)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("orphan", [False, True], ids=["free", "held by a child of the dead owner"])
 def test_of_processes_that_start_in_the_same_instant_one_gets_the_lock_of_a_dead_one(tmp_path, orphan):

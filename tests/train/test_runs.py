@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import shutil
 
 import pytest
@@ -12,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import posttrain
 from posttrain.errors import CheckpointError, GuardStop, ModelError
+from posttrain.files import PATIENCE
 from posttrain.store import run_store
 from posttrain.store.checkpoint import Checkpoints, load_state
 
@@ -253,6 +256,52 @@ def test_rows_and_events_are_on_disk_before_the_checkpoint_that_needs_them(folde
     monkeypatch.setattr(run_store, "sync", lambda path: path.exists() and order.append(path.name))
     train(folder, "settled", **{"train.steps": 1})
     assert order == ["events.jsonl", "checkpoint", "metrics.jsonl", "events.jsonl", "checkpoint"]
+
+
+def failing_sync(monkeypatch, number, name, calls):
+    """Let the given calls of fsync for the file of that name fail."""
+    made, sync = [], run_store.sync
+
+    def fails(path):
+        if path.name == name and path.exists():
+            made.append(path)
+            if len(made) in calls:
+                raise OSError(number, os.strerror(number))
+        sync(path)
+
+    monkeypatch.setattr(run_store, "sync", fails)
+
+
+@pytest.mark.parametrize(
+    ("number", "name", "calls", "steps"),
+    [
+        (errno.EIO, "metrics.jsonl", {1, 2}, [0, 3, 4]),
+        (errno.EIO, "events.jsonl", {2, 4}, [0, 2, 4]),
+        (errno.ENOSPC, "metrics.jsonl", {1, 3}, [0, 1, 2, 3, 4]),
+    ],
+)
+def test_a_run_outlives_records_that_a_disk_does_not_take(folder, monkeypatch, tmp_path, number, name, calls, steps):
+    """Each is a checkpoint that was not saved; for space the run waits."""
+    monkeypatch.setattr(PATIENCE, "seconds", 1.0)
+    monkeypatch.setattr(PATIENCE, "interval", 0.0)
+    failing_sync(monkeypatch, number, name, calls)
+    output = str(tmp_path / "run")
+    run = train(folder, "", **{"output": output, "train.steps": 4, "checkpoint.every": 1, "checkpoint.keep": 9})
+    assert run.step == 4
+    assert run.checkpoints.steps() == steps
+    told = [warning for warning in warnings_of(run) if "failures in a row" in warning]
+    assert len(told) == 5 - len(steps)
+    assert all(f"{name}'" in warning for warning in told)
+
+
+@pytest.mark.parametrize(("number", "code"), [(errno.EIO, 1), (errno.ENOSPC, 3)])
+@pytest.mark.parametrize(("calls", "told"), [({1, 2, 3}, "3 checkpoints in a row"), ({4}, "of step 4 could not")])
+def test_records_that_fail_for_long_or_at_the_end_end_the_run(folder, monkeypatch, tmp_path, number, code, calls, told):
+    monkeypatch.setattr(PATIENCE, "seconds", 0.0)
+    failing_sync(monkeypatch, number, "metrics.jsonl", calls)
+    with pytest.raises(CheckpointError, match=f"{told}.*metrics.jsonl'") as raised:
+        train(folder, "", **{"output": str(tmp_path / "run"), "train.steps": 4, "checkpoint.every": 1})
+    assert raised.value.exit_code == code
 
 
 @pytest.mark.slow

@@ -122,14 +122,23 @@ class ChatSession:
             return self._sampling
         room = window - used
         if room < 1:
-            follows = self._renderer.chat and self.turns
+            follows = bool(self._renderer.chat and self.turns)
+            given, fix = f"the {'conversation' if follows else 'message'} has {used} tokens", "Shorten it."
+            if follows and self._takes_one_more(window):
+                given, fix = f"{given} with this message", "Shorten the message, or start a new conversation."
+            elif follows:
+                fix = "Start a new conversation."
             raise DataError(
-                given=f"the {'conversation' if follows else 'message'} has {used} tokens",
+                given=given,
                 allowed=f"fewer than the model's context of {window}{self._sampler.context_reason}",
-                fix="Start a new conversation." if follows else "Shorten it.",
+                fix=fix,
             )
         length = min(self._sampling.max_completion_length, room)
         return self._sampling.model_copy(update={"max_completion_length": length})
+
+    def _takes_one_more(self, window: int) -> bool:
+        """Would a message of one letter and an answer fit after the conversation so far?"""
+        return len(self._prompt([*self.turns, {"role": "user", "content": "a"}]).ids) < window
 
 
 def _model_and_run(place: Path) -> tuple[ModelConfig, RunConfig | None]:

@@ -294,7 +294,9 @@ def _recording(store: PipelineStore, view: TerminalView) -> Iterator[None]:
             if store.has_begun:
                 with suppress(Exception):  # a page about the failure must not become the failure
                     write_pipeline_report(store.folder)
-                note = f"The pipeline is in {store.folder}; `posttrain resume {shown(store.folder)}` continues it."
+                continues = f"; `posttrain resume {shown(store.folder)}` continues it"
+                lasting = getattr(error, "is_lasting", False)  # the error says what to do first
+                note = f"The pipeline is in {store.folder}{'' if lasting else continues}."
             else:
                 note = f"Nothing was trained; you can use {store.folder} again."
             error.add_note(note)

@@ -38,6 +38,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -48,6 +49,7 @@ import pyarrow.parquet as parquet
 from posttrain.errors import ConfigError, DoesNotFit
 from posttrain.files import (
     NO_ROOM,
+    PATIENCE,
     Damaged,
     Missing,
     append,
@@ -190,11 +192,16 @@ class RunStore:
         self._append("events.jsonl", {"time": _now(), **at, "kind": kind, "message": message, **details})
 
     def settle(self) -> None:
-        """Make the rows and events so far survive a power failure. A checkpoint needs them and is synced itself."""
-        with _explained(self.folder):
-            for name in ("metrics.jsonl", "events.jsonl"):
-                with suppress(FileNotFoundError):
-                    sync(self.folder / name)
+        """Make the rows and events so far survive a power failure. A checkpoint needs them and is synced itself.
+
+        Raises OSError with the name of the file. If the disk is full, this waits for a while."""
+        for path in (self.folder / "metrics.jsonl", self.folder / "events.jsonl"):
+            try:
+                PATIENCE.until_written(path, partial(sync, path))
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise OSError(error.errno, error.strerror, str(path)) from error
 
     def samples(self, text: str) -> Path:
         """Write samples.txt."""
@@ -362,6 +369,9 @@ ASKED_EVERY = 1.0
 """Seconds between two attempts to get a lock that another process holds."""
 SIGNED_WITHIN = 0.2
 """Seconds until a process that has just got a lock has written its name into it."""
+ALONE_WITHIN = 1.0
+"""Seconds to wait while another process signs or removes a lock, which takes milliseconds. `flock FOLDER posttrain …`
+holds the folder for as long as the command runs."""
 
 
 class RunLock:
@@ -440,14 +450,26 @@ def _read(descriptor: int) -> str:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Let one process at a time sign or remove a lock of this folder. Some network storage cannot lock a folder."""
+    """Let one process at a time sign or remove a lock of this folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        with suppress(OSError):  # some network storage cannot lock a folder
+            _wait_for(descriptor)
         yield
     finally:
         os.close(descriptor)
+
+
+def _wait_for(descriptor: int) -> None:
+    """Lock an open folder, or leave it after `ALONE_WITHIN` seconds."""
+    until = time.monotonic() + ALONE_WITHIN
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return None
+        time.sleep(0.01)
 
 
 @contextmanager

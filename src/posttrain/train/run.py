@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from posttrain.errors import CheckpointError
 from posttrain.experience.assemble import pair_roles
 from posttrain.experience.rollouts import rollout_table
+from posttrain.files import NO_ROOM
 from posttrain.models.compute import computed_on
 from posttrain.report.lines import short_line
 from posttrain.report.notebook import run_html
@@ -20,7 +21,8 @@ from posttrain.report.others import others_sentences
 from posttrain.report.store import read_run
 from posttrain.report.verdict import in_brief
 from posttrain.report.writing import writing_sentences
-from posttrain.store.checkpoint import Checkpoint, Checkpoints, SavePolicy, save_state, size_of
+from posttrain.shown import shown
+from posttrain.store.checkpoint import Checkpoint, Checkpoints, DiskFull, SavePolicy, save_state, size_of
 from posttrain.store.run_store import EVALUATION
 from posttrain.train.respond import respond
 from posttrain.train.sharded_state import save_sharded
@@ -230,10 +232,10 @@ class Run:
             else:
                 save_state(folder / "state", trainer.tensors(self.step), plain)
 
-        self.store.settle()
         self.checkpoints.pinned = self.watch.needs(self.checkpoints) | self.store.carrier.needs()
         size = size_of(trainer.tensors(self.step), trainer.weights())
         try:
+            self._settle()
             facts = {"step": self.step, "ranks": trainer.ranks.size, **computed_on(trainer.loaded.device)}
             with self.store.timeline.span("trainer", "checkpoint", step=self.step):
                 self.checkpoints.save(self.step, write, facts, size=size, wait=required)
@@ -244,6 +246,20 @@ class Run:
         self.store.event("checkpoint", f"saved step {self.step}", step=self.step)
         self.store.carrier.wake()
         return True
+
+    def _settle(self) -> None:
+        """Make the records durable. Raises CheckpointError, because a checkpoint needs the rows before it."""
+        try:
+            self.store.settle()
+        except OSError as error:
+            kind = DiskFull if error.errno in NO_ROOM else CheckpointError
+            raise kind(
+                given=f"the records before the checkpoint of step {self.step} could not be written to disk ({error}); "
+                "older checkpoints are intact",
+                allowed="a folder that can be written",
+                fix="Repair that disk or free some space, or move the run folder to another disk; then "
+                f"`posttrain resume {shown(self.folder)}`.",
+            ) from error
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Go back to the moment after the checkpoint's step and drop later records. Publishes nothing."""
