@@ -8,8 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -22,7 +25,7 @@ from tests.tiny import tiny_model
 import posttrain as pt
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError, DoesNotFit, PosttrainError
-from posttrain.train import launch
+from posttrain.train import launch, rank
 from posttrain.train.job import FinishedRun, _machines, refuse_neighbours_apart
 from posttrain.train.local_ranks import LocalRank, LocalRanks
 
@@ -148,6 +151,67 @@ def test_a_launcher_that_is_stopped_before_it_has_ranks_ends_with_the_code_of_th
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
+class Waiting:
+    """A rank that runs until it is killed. While it is watched, the launcher receives signals."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers, self.got, self.closed = list(numbers), [], False
+
+    def room(self, size: int) -> int:
+        return size
+
+    @contextmanager
+    def start(self, file: Path, size: int) -> Iterator[list[Any]]:
+        try:
+            yield [self] * size
+        finally:
+            self.closed = True
+
+    def end(self) -> int | None:
+        if self.numbers:
+            signal.raise_signal(self.numbers.pop(0))
+        return 7 if self.closed or len(self.got) > 1 else None
+
+    def signal(self, number: int) -> None:
+        self.got.append(number)
+
+
+def job_of(tmp_path: Path, ranks: Any, said: list[str]) -> launch.Job:
+    view: Any = SimpleNamespace(quiet=False, show_samples=False, event=lambda kind, text: said.append(text))
+    settings = load_config(config(tmp_path / "run", 2)).config
+    return launch.Job(settings, tmp_path, tmp_path / "run", 2, ranks, 0, view, None)
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
+def test_while_ranks_start_the_first_signal_is_answered_and_the_second_ends_them(tmp_path, first, second):
+    said: list[str] = []
+    ranks = Waiting([first, second])
+    with pytest.raises(KeyboardInterrupt, match="stopped before anything was trained") as stopped:
+        job_of(tmp_path, ranks, said).run()
+    assert vars(stopped.value)["exit_code"] == 128 + first
+    assert said == ["Stopping once the ranks have started. Press Ctrl-C again to stop now."]
+    assert ranks.closed
+
+
+def test_ranks_that_have_started_get_every_signal_and_answer_themselves(tmp_path, monkeypatch):
+    said: list[str] = []
+    ranks = Waiting([signal.SIGINT, signal.SIGTERM])
+    monkeypatch.setattr(launch, "STARTED", "job.json")
+    with pytest.raises(PosttrainError):
+        job_of(tmp_path, ranks, said).run()
+    assert ranks.got == [signal.SIGINT, signal.SIGTERM]
+    assert not said
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_first_rank_tells_that_it_has_started(tmp_path, monkeypatch, number):
+    monkeypatch.setenv("RANK", str(number))
+    told = {"quiet": True, "show_samples": False, "resumed": None, "config": str(tmp_path / "none"), "overrides": []}
+    assert rank._run(str(tmp_path / "job.json"), told) == ConfigError.exit_code
+    assert (tmp_path / launch.STARTED).exists() == (number == 0)
+
+
 @pytest.mark.parametrize(
     ("files", "told"),
     [
@@ -188,14 +252,16 @@ def test_a_rank_starts_with_both_signals_blocked_and_its_launcher_goes_on_hearin
 @pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("seconds", [0, 2])
-def test_a_job_that_is_stopped_while_its_ranks_start_says_that_nothing_is_there(tmp_path, sent, seconds):
+@pytest.mark.parametrize("times", [1, 2])
+def test_a_job_that_is_stopped_while_its_ranks_start_says_that_nothing_is_there(tmp_path, sent, seconds, times):
     (tmp_path / "run.yaml").write_text(json.dumps(config(tmp_path / "run", 2, steps=1000)))
     process = Command("train", "run.yaml", "--quiet", cwd=tmp_path)
     while not list((tmp_path / "run").glob(".job-*/life-*/job.json")):
         assert process.returncode is None, process.communicate()
         time.sleep(0.02)
-    time.sleep(seconds)
-    process.send_signal(sent)
+    for _ in range(times):
+        time.sleep(seconds)
+        process.send_signal(sent)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 128 + sent
     assert "Traceback" not in err

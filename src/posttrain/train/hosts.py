@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from posttrain.config import RunConfig
     from posttrain.engines.published import Publications
 
+STARTED = "started"
+"""A file beside the JOB.json of ranks: the first rank has imported everything and hears signals."""
+
 
 class Hosts(Protocol):
     """Machines that hold engines and reward workers. A process there communicates in the same way as a local one."""

@@ -17,9 +17,10 @@ import json
 import signal
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -33,7 +34,7 @@ from posttrain.ranks.environment import place_of_process
 from posttrain.shown import shown
 from posttrain.stopping import stopped
 from posttrain.store.run_store import holds_run
-from posttrain.train.hosts import RankHosts, RankProcess
+from posttrain.train.hosts import STARTED, RankHosts, RankProcess
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -117,7 +118,7 @@ class Job:
     def run(self) -> None:
         """Run the job to its end. Raises the first rank's error, or RankLost after the last restart."""
         reason, resumes = "", self.resumed is not None
-        with _Signals.handled() as signals:
+        with _Signals.handled(self.folder) as signals:
             for left in range(self.restarts, -1, -1):
                 reason = self._once(resumes, reason, signals)
                 if not reason:
@@ -158,7 +159,8 @@ class Job:
         }
         file = meeting / "job.json"
         file.write_text(json.dumps(told), encoding="utf-8")
-        with self.ranks.start(file, self.size) as ranks, signals.passed_to(ranks[0]) as passed:
+        hear = partial(self._hear, meeting)
+        with self.ranks.start(file, self.size) as ranks, signals.passed_to(ranks[0], hear) as passed:
             return self._watch(ranks, passed, meeting)
 
     def _output(self) -> list[str]:
@@ -190,6 +192,14 @@ class Job:
         if said and not _killed(ends):
             raise _error_of(self.folder, int(said[0]), meeting)
         return _reason(ends)
+
+    def _hear(self, meeting: Path, passed: Sequence[int]) -> None:
+        """Answer the signals of a user who waits while the ranks start, and end the job at the second."""
+        if (meeting / STARTED).exists():
+            return  # the first rank answers
+        if len(passed) > 1:
+            raise stopped(passed[0], _how_far(self.folder))
+        self._say("Stopping once the ranks have started. Press Ctrl-C again to stop now.")
 
     def _say(self, sentence: str) -> None:
         if self.view is not None:
@@ -226,17 +236,19 @@ def _reason(ends: Sequence[End]) -> str:
 class _Signals:
     """Passes Ctrl-C and SIGTERM on to the first rank, which finishes its step, saves, and tells the others to end.
 
-    While no rank runs, these signals end the launcher."""
+    While no rank runs, these signals end the launcher. While ranks start, the second one does."""
 
-    def __init__(self) -> None:
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         self._first: RankProcess | None = None
         self._passed: list[int] = []
+        self._hear: Callable[[Sequence[int]], None] | None = None
 
     @staticmethod
     @contextmanager
-    def handled() -> Iterator[_Signals]:
-        """Handle both signals until the context ends."""
-        signals = _Signals()
+    def handled(folder: Path) -> Iterator[_Signals]:
+        """Handle both signals of the run in `folder` until the context ends."""
+        signals = _Signals(folder)
         try:
             before = {number: signal.signal(number, signals._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         except ValueError:  # not in the main thread: the caller handles signals
@@ -248,9 +260,10 @@ class _Signals:
                 signal.signal(number, handler)
 
     @contextmanager
-    def passed_to(self, first: RankProcess) -> Iterator[list[int]]:
-        """Pass signals on to `first`. The context gives the numbers of the signals received so far."""
-        self._first, self._passed = first, []
+    def passed_to(self, first: RankProcess, hear: Callable[[Sequence[int]], None]) -> Iterator[list[int]]:
+        """Pass signals on to `first`, and then call `hear` with the numbers of the signals received so far, which the
+        context gives, too."""
+        self._first, self._passed, self._hear = first, [], hear
         try:
             yield self._passed
         finally:
@@ -258,9 +271,11 @@ class _Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._first is None:
-            raise stopped(number, "stopped while no rank was running")
+            raise stopped(number, _how_far(self._folder))
         self._passed.append(number)
         self._first.signal(number)
+        if self._hear is not None:
+            self._hear(self._passed)
 
 
 def _how_far(folder: Path) -> str:

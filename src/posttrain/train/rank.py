@@ -16,6 +16,7 @@ from typing import Any
 
 from posttrain.ranks.environment import leave
 from posttrain.stopping import SIGNALS, terminated_as_interrupted
+from posttrain.train.hosts import STARTED
 
 
 def main(file: str) -> int:
@@ -37,6 +38,8 @@ def _run(file: str, told: dict[str, Any]) -> int:
 
     view = TerminalView(quiet=told["quiet"], show_samples=told["show_samples"])
     try:
+        if os.environ["RANK"] == "0":
+            Path(file).with_name(STARTED).touch()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # blocked until here, so that a signal disturbs no import
         if told["resumed"] is not None:
             api.resume(told["folder"], **told["resumed"], view=view, restarted=told["restarted"])
