@@ -6,7 +6,9 @@ import pytest
 from tests.data.samples import jsonl
 
 from posttrain.config import DataConfig, load_config, to_yaml
-from posttrain.data.split import read_split
+from posttrain.data.same_prompts import prompt_keys
+from posttrain.data.split import open_rows, read_split
+from posttrain.data.stream import StreamedRows
 from posttrain.errors import DataError
 
 
@@ -154,6 +156,44 @@ def test_no_prompt_is_both_trained_and_held_out(kind, streaming, write, tmp_path
         assert not {prompt_in(row.values) for row in train} & {prompt_in(row.values) for row in heldout}
         train, heldout = read_split(config.model_copy(update={"hold_out": "rows"}), seed=seed)
         assert {prompt_in(row.values) for row in train} & {prompt_in(row.values) for row in heldout}
+
+
+SAMPLED = {"prompt": "say 1", "chosen": "a", "rejected": "b", "prompt_ids": [1], "chosen_ids": [2], "rejected_ids": [3]}
+ODD = ({"prompt": " "}, {"prompt": None, "question": "say 1"}, {"question": 3}, {"query": "say 2"}, {}, SAMPLED)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streamed_rows_have_the_prompts_of_rows_in_memory(kind, write, tmp_path, monkeypatch):
+    """Also beside rows that cannot be used, have another column, or are pairs of earlier rounds."""
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    for name, others in (("plain", ()), ("odd", ODD)):
+        path = str(write(f"{name}.jsonl", jsonl(*repeated(kind, 20, 2), *others)))
+        columns = {"prompt": "query"} if kind == "other names" else {}
+        config = DataConfig(train=path, columns=columns)
+        keys = [
+            prompt_keys(open_rows(config.model_copy(update={"streaming": streaming}), path, "train", 0), config)
+            for streaming in (False, True)
+        ]
+        assert keys[0].tolist() == keys[1].tolist()
+        assert others or len(set(keys[0].tolist())) == 20
+
+
+@pytest.mark.parametrize("kind", ["prompts", "pairs", "labels", "ratings", "steps", "prompt beside text"])
+def test_streamed_rows_whose_prompts_are_text_are_not_read_again(kind, write, tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    path = str(write("rows.jsonl", jsonl(*repeated(kind, 1000, 2))))
+    config = DataConfig(train=path, streaming=True)
+    rows, read = open_rows(config, path, "train", 0), []
+    as_written = StreamedRows._as_written
+    monkeypatch.setattr(StreamedRows, "_as_written", lambda self, places: counted(as_written(self, places), read))
+    assert len(set(prompt_keys(rows, config).tolist())) == 1000
+    assert len(read) < 1000, "only what tells the form"
+
+
+def counted(rows, read):
+    for row in rows:
+        read.append(row)
+        yield row
 
 
 def test_of_a_template_its_text_is_the_prompt(write):

@@ -71,6 +71,17 @@ class Form:
         """
         return " + ".join(f"{n} ({self.columns[n]})" if self.columns.get(n, n) != n else n for n in self.needs)
 
+    @property
+    def prompt_column(self) -> str | None:
+        """The column whose text is the whole prompt. None if there is no such column, or if others add to it.
+
+        >>> [form.prompt_column for form in forms_of("pairs")][1:5]
+        [None, 'prompt', None, None]
+        """
+        first = self.needs[0] if self.needs else ""
+        others = {*self.needs[1:], *self.may_have} & {"input", "system", "history"}
+        return self.columns.get(first, first) if first in PROMPT_NAMES and not others else None
+
     def read(self, row: Row, *, chat: bool = False) -> dict[str, Any] | Dropped:
         """The values of a row under our names, or the reason why it cannot be used. `chat`: the model has a chat
         template."""

@@ -12,6 +12,7 @@ from posttrain.data.forms import Form, Kind, detect, fits
 from posttrain.data.prompts import prompt_form
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair
+from posttrain.data.stream import StreamedRows
 from posttrain.data.texts import asked_words, key_of
 from posttrain.errors import DataError
 
@@ -28,8 +29,15 @@ def prompt_keys(rows: Sequence[Row], config: DataConfig) -> np.ndarray:
     The columns alone decide which form the rows have, because the split must not depend on the algorithm.
     """
     forms = _forms(rows, config)
-    keys = (_words(row, place, forms) for place, row in enumerate(rows))
-    return np.fromiter(map(key_of, keys), dtype=np.uint64, count=len(rows))
+    keys_N, known_N = np.zeros(len(rows), dtype=np.uint64), np.zeros(len(rows), dtype=np.bool_)
+    if isinstance(rows, StreamedRows) and forms and forms[0].prompt_column is not None:
+        known_N, keys_N = rows.prompts_in(forms[0].prompt_column)
+        known_N &= ~rows.sampled_N
+    places = np.flatnonzero(~known_N)
+    unread = rows.where(~known_N) if isinstance(rows, StreamedRows) else rows
+    for place, row in zip(places.tolist(), unread, strict=True):
+        keys_N[place] = key_of(_words(row, place, forms))
+    return keys_N
 
 
 def _forms(rows: Sequence[Row], config: DataConfig) -> list[Form]:
@@ -49,6 +57,9 @@ def _words(row: Row, place: int, forms: Sequence[Form]) -> str:
     but it is a prompt."""
     if is_sampled_pair(row):
         return repr(row.values["prompt_ids"])
+    plain = row.values.get(forms[0].prompt_column or "") if forms else None
+    if isinstance(plain, str) and plain.strip():
+        return plain  # whatever else its form misses, and as in the index of streamed rows
     read = (form.read(row) for form in forms)
     found = (asked_words(values) for values in read if not isinstance(values, Dropped))
     return next((words for words in found if words is not None), f"row {place}")

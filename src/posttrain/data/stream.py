@@ -1,10 +1,10 @@
 """Data larger than memory: rows are read, and records are tokenised, only when they are requested.
 
-Before the run all rows are read twice and none is kept: first to find the beginning of each row and broken rows, then
-to find rows that cannot be used as this kind of data. Some forty bytes stay in memory for each row. A sample and the
-longest rows are tokenised before the run. Every other row is tokenised in the step that takes it. If it then turns out
-to be unusable, it is left out, counted and reported, and the next row replaces it. The rows of a step are still a pure
-function of the data, the seed and the step.
+Before the run all rows are read twice and none is kept: first to find the beginning of each row, its prompt's hash and
+broken rows, then to find rows that cannot be used as this kind of data. Some fifty bytes stay in memory for each row.
+A sample and the longest rows are tokenised before the run. Every other row is tokenised in the step that takes it. If
+it then turns out to be unusable, it is left out, counted and reported, and the next row replaces it. The rows of a
+step are still a pure function of the data, the seed and the step.
 
 JSONL is read in place. Any other source is first written to the cache folder as JSONL, under a hash of its content.
 """
@@ -31,7 +31,7 @@ from typing import Any, Generic, TypeVar, overload
 import numpy as np
 
 from posttrain.cache import cache_folder, code_key, tokenizer_key
-from posttrain.data.columns import Names, renamed, renamed_rows
+from posttrain.data.columns import PROMPT_NAMES, Names, renamed, renamed_rows
 from posttrain.data.dropped import Dropped, counted, refuse_too_many, too_many
 from posttrain.data.forms import Form
 from posttrain.data.read import Row, content_key, iter_rows, jsonl_places, plain_jsonl
@@ -94,10 +94,14 @@ class RowIndex:
     """The columns of all rows together."""
     sampled_N: np.ndarray
     """True for rows that are pairs sampled by an earlier run."""
+    asked_N: np.ndarray
+    """The column with the text of each row's prompt, as a place in `PROMPT_NAMES`; -1 if it is not text."""
+    prompts_N: np.ndarray
+    """The hash of that text."""
     copied: bool
     """Whether the file is a copy in the cache. Each of its lines holds the origin of a row and the row."""
 
-    ARRAYS = ("begins_N", "ends_N", "lines_N", "files_N", "sampled_N")
+    ARRAYS = ("begins_N", "ends_N", "lines_N", "files_N", "sampled_N", "asked_N", "prompts_N")
 
     @staticmethod
     def open(source: RowSource) -> RowIndex:
@@ -187,7 +191,11 @@ def _remove_abandoned(file: Path) -> None:
 def _index(places: Iterator[Place]) -> dict[str, Any]:
     columns, sampled = dict[str, None](), bytearray()
     begins, ends, lines, files = array("q"), array("q"), array("q"), array("i")
+    asked, prompts = array("b"), array("Q")
     for row, file, begin, end, line in places:
+        column, prompt = _asked(row.values)
+        asked.append(column)
+        prompts.append(prompt)
         columns.update(dict.fromkeys(row.values))
         sampled.append("prompt_ids" in row.values and is_sampled_pair(row))
         begins.append(begin)
@@ -201,7 +209,18 @@ def _index(places: Iterator[Place]) -> dict[str, Any]:
         "lines_N": np.asarray(lines),
         "files_N": np.asarray(files),
         "sampled_N": np.frombuffer(sampled, dtype=np.bool_),
+        "asked_N": np.asarray(asked),
+        "prompts_N": np.asarray(prompts),
     }
+
+
+def _asked(values: Mapping[str, Any]) -> tuple[int, int]:
+    """The first column of the prompt, as a place in `PROMPT_NAMES`, and the hash of its text; -1 and 0 without text."""
+    for place, name in enumerate(PROMPT_NAMES):
+        if name in values:
+            text = values[name]
+            return (place, key_of(text)) if isinstance(text, str) and text.strip() else (-1, 0)
+    return -1, 0
 
 
 # --- values that JSON cannot represent --------------------------------------------------------------------------------
@@ -260,6 +279,13 @@ class StreamedRows(Sequence[Row]):
     def sampled_N(self) -> np.ndarray:
         """One entry for each of these rows: True if it is a pair that an earlier run sampled."""
         return self.row_index.sampled_N[self.places_N]
+
+    def prompts_in(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+        """The mask of those rows whose prompt is text in this column, and the hashes of all rows' prompts, which mean
+        nothing for the others."""
+        name = self.names.get(column, column)
+        place = PROMPT_NAMES.index(name) if name in PROMPT_NAMES else len(PROMPT_NAMES)
+        return self.row_index.asked_N[self.places_N] == place, self.row_index.prompts_N[self.places_N]
 
     def where(self, wanted_N: np.ndarray) -> StreamedRows:
         """The rows for which `wanted_N` is True. It has one entry for each of these rows."""
