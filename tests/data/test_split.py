@@ -114,17 +114,32 @@ def repeated(kind: str, size: int, each: int) -> list[dict]:
                     "messages": {"messages": turns},
                     "alpaca": {"instruction": "say", "input": str(n), "output": text},
                     "other names": {"query": prompt, "response_w": text, "response_l": "x"},
+                    "asked messages": {"messages": turns[:1], "answer": text},
+                    "asked conversations": {"conversations": turns[:1], "answer": text},
+                    "asked later": {"messages": [*HELLO, turns[0]], "answer": text},
+                    "answered later": {"messages": [*HELLO, *turns]},
+                    "prompt beside text": {"prompt": prompt, "answer": text, "text": prompt + text},
+                    "one text": {"prompt": prompt, "answer": text, "text": "always"},
+                    "no response": {"question": prompt, "response": None, "answer": text},
+                    "some chosen": {"prompt": prompt, "chosen": text if answer else None, "rejected": "x"},
                 }[kind]
             )  # fmt: skip
     return rows
 
 
-KINDS = ("prompts", "pairs", "labels", "ratings", "steps", "messages", "alpaca", "other names")
+HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+KINDS = (
+    *("prompts", "pairs", "labels", "ratings", "steps", "messages", "alpaca", "other names", "asked messages"),
+    *("asked conversations", "asked later", "answered later", "prompt beside text", "one text", "no response"),
+    "some chosen",
+)
 
 
 def prompt_in(values: dict) -> str:
     named = next((values[name] for name in ("question", "prompt", "input", "query") if name in values), None)
-    return str(values["messages"][0]["content"] if named is None else named)
+    turns = values.get("messages") or values.get("conversations") or ()
+    said = [turn["content"] for turn in turns if turn["role"] == "user"]
+    return str(said[-1] if named is None else named)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from posttrain.data.forms import Form, Kind, detect, fits
 from posttrain.data.prompts import prompt_form
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair
-from posttrain.data.texts import key_of, prompt_words
+from posttrain.data.texts import asked_words, key_of
 from posttrain.errors import DataError
 
 if TYPE_CHECKING:
@@ -27,29 +27,31 @@ def prompt_keys(rows: Sequence[Row], config: DataConfig) -> np.ndarray:
 
     The columns alone decide which form the rows have, because the split must not depend on the algorithm.
     """
-    form = _form(rows, config)
-    keys = (_words(row, place, form) for place, row in enumerate(rows))
+    forms = _forms(rows, config)
+    keys = (_words(row, place, forms) for place, row in enumerate(rows))
     return np.fromiter(map(key_of, keys), dtype=np.uint64, count=len(rows))
 
 
-def _form(rows: Sequence[Row], config: DataConfig) -> Form | None:
-    """The form that finds the prompt; None for columns that no form reads."""
-    ways: list[Callable[[], Form]] = [lambda kind=kind: detect(rows, kind) for kind in GIVEN if fits(rows, kind)]
-    ways.insert(len(ways) if config.prompt is None else 0, lambda: prompt_form(rows, config))
-    for way in ways:
-        try:
-            return way()
-        except DataError:  # the reader of the rows reports it
-            continue
-    return None
+def _forms(rows: Sequence[Row], config: DataConfig) -> list[Form]:
+    """The forms that may find the prompt, in the order in which they are tried: `data.prompt`, given answers, columns
+    of prompts, and last a text, which is its own prompt."""
+    given = [detect(rows, kind) for kind in GIVEN if fits(rows, kind)]
+    try:
+        prompts = [prompt_form(rows, config)]
+    except DataError:  # the reader of the rows reports it
+        prompts = []
+    forms = [*given, *prompts] if config.prompt is None else [*prompts, *given]
+    return sorted(forms, key=lambda form: form.needs == ("text",) and form.kind == "examples")
 
 
-def _words(row: Row, place: int, form: Form | None) -> str:
+def _words(row: Row, place: int, forms: Sequence[Form]) -> str:
+    """The prompt by the first form that can use the row: a conversation without an answer has no example to train,
+    but it is a prompt."""
     if is_sampled_pair(row):
         return repr(row.values["prompt_ids"])
-    values: Mapping[str, Any] | Dropped | None = None if form is None else form.read(row)
-    words = None if values is None or isinstance(values, Dropped) else prompt_words(values)
-    return f"row {place}" if words is None else words
+    read = (form.read(row) for form in forms)
+    found = (asked_words(values) for values in read if not isinstance(values, Dropped))
+    return next((words for words in found if words is not None), f"row {place}")
 
 
 def drawn_N(keys_N: np.ndarray, count: int, order: Callable[[int], np.ndarray]) -> np.ndarray:

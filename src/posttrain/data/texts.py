@@ -23,9 +23,27 @@ def prompt_words(values: Mapping[str, Any]) -> str | None:
     >>> prompt_words({"messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]})
     "[{'role': 'user', 'content': 'Hi'}]"
     """
-    prompt = values.get("prompt", values.get("text"))
-    if prompt is None and values.get("messages"):
-        prompt = list(takewhile(lambda turn: turn.get("role") != "assistant", values["messages"]))
+    turns = takewhile(lambda turn: turn.get("role") != "assistant", values.get("messages") or ())
+    return _words(values.get("prompt", values.get("text")), list(turns))
+
+
+def asked_words(values: Mapping[str, Any]) -> str | None:
+    """As `prompt_words`, but for a conversation the turns before its last answer: many may begin with "Hi".
+
+    >>> turns = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}, {"role": "user"}]
+    >>> asked_words({"messages": turns}) == asked_words({"prompt": turns}) == repr(turns)
+    True
+    >>> asked_words({"messages": turns[:2]}) == repr(turns[:1])
+    True
+    """
+    turns = list(values.get("messages") or ())
+    while turns and turns[-1].get("role") == "assistant":
+        turns.pop()
+    return _words(values.get("prompt", values.get("text")), turns)
+
+
+def _words(prompt: Any, turns: list[Any]) -> str | None:
+    prompt = turns if prompt is None else prompt
     if not prompt:
         return None
     return prompt if isinstance(prompt, str) else repr(prompt)
