@@ -153,6 +153,38 @@ def test_arms_may_train_on_other_rows_or_word_them_otherwise(data: dict[str, Any
     read_design({"base": {**BASE, "data": data}, "arms": {"one": {}, "two": change}})
 
 
+def rows_file(folder: Path, each: int) -> dict[str, Any]:
+    """A data section of a file with `each` rows per question."""
+    rows = [{"question": f"q{n // each}", "other": f"o{n // each}", "tag": str(n), "answer": "1"} for n in range(60)]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"train": str(path), "eval_fraction": 0.1}
+
+
+WORDED: list[tuple[dict[str, Any], bool]] = [
+    ({"data.hold_out": "rows"}, False),
+    ({"data.prompt": "{tag}: {question}"}, False),
+    ({"data.prompt": "tag"}, False),
+    ({"data.columns": {"prompt": "tag"}}, False),
+    ({"data.prompt": "{question} Be brief."}, True),
+    ({"data.prompt": "other"}, True),
+    ({"data.system_prompt": "Be brief."}, True),
+]
+
+
+@pytest.mark.parametrize(("change", "same"), WORDED)
+@pytest.mark.parametrize("each", [1, 5])
+def test_arms_may_word_prompts_otherwise_if_they_hold_out_the_same_rows(tmp_path, change, same, each):
+    design = {"base": {**BASE, "data": rows_file(tmp_path, each)}, "arms": {"one": {}, "two": change}}
+    if same or each == 1:
+        read_design(design)
+        read_design({**design, "settings": {"data.hold_out": "rows"}})
+        return
+    said = refused(design)
+    assert "arms one and two hold out different rows with seed 0: data.hold_out = prompts, and data." in said
+    read_design({**design, "arms": {"one": {"data.hold_out": "rows"}, "two": {**change, "data.hold_out": "rows"}}})
+
+
 def begun(folder: Path, **changes: Any) -> Design:
     design = read_design({**TWO, **changes})
     _begin(folder, design)

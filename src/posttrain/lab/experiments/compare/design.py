@@ -26,7 +26,7 @@ from typing import Any, Literal, get_args
 
 from posttrain.config import DataConfig, Resolved, check, load_config
 from posttrain.config.text import read_mapping, read_override
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.lab.experiments.compare.measures import Measure, measure_of
 
 Unit = Literal["steps", "tokens", "seconds"]
@@ -318,6 +318,47 @@ def _check_same_rows(data: Mapping[str, DataConfig]) -> None:
         )
 
 
+def _check_same_split(configs: Mapping[str, Mapping[int, DataConfig]]) -> None:
+    """Refuse arms that find other prompts in the same rows, and so hold out other rows with one of the seeds. Data that
+    cannot be read is left to the runs."""
+    first, *others = configs
+    for arm in others:
+        for seed, data in configs[arm].items():
+            usual = configs[first][seed]
+            if _unit(data) == _unit(usual):
+                continue
+            rows, expected = _rows_held_out(data, seed), _rows_held_out(usual, seed)
+            if rows is not None and expected is not None and rows != expected:
+                raise ConfigError(
+                    given=f"arms {first} and {arm} hold out different rows with seed {seed}: {_shown_unit(usual)}, and "
+                    f"{_shown_unit(data)}",
+                    allowed="the same held-out rows for all arms",
+                    fix="Set data.eval, or data.hold_out = rows, in the base, and leave it out of the arms.",
+                )
+
+
+def _unit(data: DataConfig) -> tuple[Any, ...]:
+    """Return the settings that decide which rows are held out together."""
+    if data.eval is not None or data.eval_fraction == 0 or str(data.train).startswith("task:"):
+        return ()
+    return (data.hold_out, data.prompt, data.columns) if data.hold_out == "prompts" else (data.hold_out,)
+
+
+def _shown_unit(data: DataConfig) -> str:
+    named = zip(("hold_out", "prompt", "columns"), _unit(data), strict=False)
+    return ", ".join(f"data.{name} = {value}" for name, value in named if value)
+
+
+def _rows_held_out(data: DataConfig, seed: int) -> list[str] | None:
+    """Return the places of the held-out rows; None if the data cannot be read."""
+    from posttrain.data.split import read_split  # slow to import, and rarely needed
+
+    try:
+        return [row.origin for row in read_split(data, seed).heldout]
+    except DataError:
+        return None
+
+
 def _held_out(data: DataConfig) -> str:
     if data.eval is not None:
         return f"data.eval = {data.eval}, data.eval_split = {data.eval_split}"
@@ -329,6 +370,9 @@ def _check(design: Design) -> None:
     """Check that every arm is valid and that all are scored in the same way. Raises ConfigError before any training."""
     configs = {arm: design.resolved(arm, design.seeds[0]).config for arm in design.arms}
     _check_same_rows({arm: config.data for arm, config in configs.items()})
+    _check_same_split(
+        {arm: {seed: design.resolved(arm, seed).config.data for seed in design.seeds} for arm in design.arms}
+    )
     judged = {
         arm: (config.evaluation, config.check if design.score == "check" else config.rewards)
         for arm, config in configs.items()
