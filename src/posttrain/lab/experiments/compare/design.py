@@ -31,7 +31,7 @@ from posttrain.lab.experiments.compare.measures import Measure, measure_of
 
 Unit = Literal["steps", "tokens", "seconds"]
 Settings = Mapping[str, Any]
-KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
+KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence", "hold_out")
 MOST_STEPS = 100_000
 """Upper limit on the steps of a run with a budget in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -79,17 +79,25 @@ class Design:
     """The score that compares the arms: the held-out score of the rewards, or the score of the independent check."""
     measures: Mapping[str, Measure] = field(default_factory=dict)
     confidence: float = 0.95
+    hold_out: Literal["prompts", "rows"] = "prompts"
+    """`data.hold_out` of runs that do not set it: rows in a comparison that an earlier version began."""
 
     def resolved(self, arm: str, seed: int) -> Resolved:
         """Return the settings of one run, except its folder. A ConfigError names the arm."""
         base, changes = self.base, {**self.settings, **self.arms[arm], "seed": seed}
         try:
             resolved = _settled(base, changes)
-            resolved = _settled(base, {**changes, **_spending(self.budget, resolved), **_keeping(resolved)})
+            resolved = _settled(base, {**changes, **_spending(self.budget, resolved), **self._own(resolved)})
             check(resolved.config)
         except ConfigError as error:
             raise ConfigError(given=f"arm {arm}: {error.given}", allowed=error.allowed, fix=error.fix) from error
         return resolved
+
+    def _own(self, resolved: Resolved) -> dict[str, Any]:
+        """Return what the comparison sets in place of defaults. It keeps only the newest checkpoint, because many runs
+        fill a disk."""
+        own = {"checkpoint.keep": 1, "data.hold_out": self.hold_out}
+        return {key: value for key, value in own.items() if resolved.origins.get(key) == "default"}
 
     def record(self) -> dict[str, Any]:
         """Return plain data from which `read_design` restores the design."""
@@ -104,6 +112,7 @@ class Design:
             "score": self.score,
             "measures": {name: measure.record() for name, measure in self.measures.items()},
             "confidence": self.confidence,
+            "hold_out": self.hold_out,
         }
 
 
@@ -155,6 +164,7 @@ def read_design(
         score=_score(given.get("score", "auto")),
         measures={str(name): measure_of(name, how) for name, how in (given.get("measures") or {}).items()},
         confidence=_confidence(given.get("confidence", 0.95)),
+        hold_out=_hold_out(given.get("hold_out", "prompts")),
     )
     _check(design)
     return design
@@ -179,11 +189,6 @@ def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
         return {"train.stop_after_seconds": budget.amount, "train.steps": MOST_STEPS}
     most = math.ceil(budget.amount / train.prompts_per_step)  # a row has at least one token
     return {"train.stop_after_tokens": int(budget.amount), "train.steps": most}
-
-
-def _keeping(resolved: Resolved) -> dict[str, Any]:
-    """Keep only the newest checkpoint, unless the user set checkpoint.keep, because many runs fill a disk."""
-    return {"checkpoint.keep": 1} if resolved.origins.get("checkpoint.keep") == "default" else {}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -261,6 +266,12 @@ def _score(given: Any) -> Literal["auto", "check"]:
             allowed="auto (the held-out score of the rewards) or check (the independent check)",
             fix="Write score: auto.",
         )
+    return given
+
+
+def _hold_out(given: Any) -> Literal["prompts", "rows"]:
+    if given not in ("prompts", "rows"):
+        raise ConfigError(given=f"hold_out = {given}", allowed="prompts or rows", fix="Set data.hold_out in the base.")
     return given
 
 
