@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.errors import ConfigError
-from posttrain.lab.experiments.compare.api import _begin
+from posttrain.lab.experiments.compare.api import _begin, _saved
 from posttrain.lab.experiments.compare.design import Budget, Design, read_design
 
 BASE: dict[str, Any] = {
@@ -99,6 +99,7 @@ def test_what_is_refused_before_anything_is_trained():
     assert "measures.x: take = middle" in refused({**TWO, "measures": {"x": {"metric": "entropy", "take": "middle"}}})
     assert "algorithms together with a file with arms" in refused(TWO, algorithms=["rloo"])
     assert "score = best" in refused({**TWO, "score": "best"})
+    assert "hold_out = all" in refused({**TWO, "hold_out": "all"})
     assert "confidence = 2" in refused({**TWO, "confidence": 2})
 
 
@@ -153,10 +154,40 @@ def test_arms_may_train_on_other_rows_or_word_them_otherwise(data: dict[str, Any
     read_design({"base": {**BASE, "data": data}, "arms": {"one": {}, "two": change}})
 
 
+def rows_file(folder: Path, each: int) -> dict[str, Any]:
+    """A data section of a file with `each` rows per question."""
+    rows = [{"question": f"q{n // each}", "other": f"o{n // each}", "tag": str(n), "answer": "1"} for n in range(60)]
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"train": str(path), "eval_fraction": 0.1}
+
+
+WORDED: list[tuple[dict[str, Any], bool]] = [
+    ({"data.hold_out": "rows"}, False),
+    ({"data.prompt": "{tag}: {question}"}, False),
+    ({"data.prompt": "tag"}, False),
+    ({"data.columns": {"prompt": "tag"}}, False),
+    ({"data.prompt": "{question} Be brief."}, True),
+    ({"data.prompt": "other"}, True),
+    ({"data.system_prompt": "Be brief."}, True),
+]
+
+
+@pytest.mark.parametrize(("change", "same"), WORDED)
+@pytest.mark.parametrize("each", [1, 5])
+def test_arms_may_word_prompts_otherwise_if_they_hold_out_the_same_rows(tmp_path, change, same, each):
+    design = {"base": {**BASE, "data": rows_file(tmp_path, each)}, "arms": {"one": {}, "two": change}}
+    if same or each == 1:
+        read_design(design)
+        read_design({**design, "settings": {"data.hold_out": "rows"}})
+        return
+    said = refused(design)
+    assert "arms one and two hold out different rows with seed 0: data.hold_out = prompts, and data." in said
+    read_design({**design, "arms": {"one": {"data.hold_out": "rows"}, "two": {**change, "data.hold_out": "rows"}}})
+
+
 def begun(folder: Path, **changes: Any) -> Design:
-    design = read_design({**TWO, **changes})
-    _begin(folder, design)
-    return design
+    return _begin(folder, read_design({**TWO, **changes}))
 
 
 def test_seeds_and_arms_may_be_added_but_not_changed(tmp_path: Path):
@@ -167,6 +198,22 @@ def test_seeds_and_arms_may_be_added_but_not_changed(tmp_path: Path):
         begun(tmp_path, seeds=[7], budget={"steps": 3}, arms={**TWO["arms"], "third": {"algorithm": "rloo"}})
     with pytest.raises(ConfigError, match=r"other settings: arms\.careful, arms\.third"):
         begun(tmp_path, seeds=5, arms={"grpo": {}, "careful": {"train.learning_rate": 1e-3}})
+
+
+@pytest.mark.parametrize("then", ["prompts", "rows"])
+def test_new_arms_and_seeds_hold_out_rows_as_the_comparison_began(tmp_path, then):
+    """An earlier version did not save `hold_out`, and held out single rows."""
+    given = {"base": {**BASE, "data": FILE}}
+    begun(tmp_path, **given)
+    saved = json.loads((tmp_path / "compare.yaml").read_text())
+    assert saved["hold_out"] == "prompts"
+    if then == "rows":
+        del saved["hold_out"]
+        (tmp_path / "compare.yaml").write_text(json.dumps(saved))
+    arms = {**TWO["arms"], "third": {"algorithm": "rloo"}, "own": {"data.hold_out": "rows"}}
+    for design in (begun(tmp_path, **given, seeds=5, arms=arms), read_design(_saved(tmp_path))):
+        found = {arm: design.resolved(arm, 4).config.data.hold_out for arm in arms}
+        assert found == {"grpo": then, "careful": then, "third": then, "own": "rows"}
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):

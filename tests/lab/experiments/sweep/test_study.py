@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from posttrain.config import check
+from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.experiments.children import ChildResult
 from posttrain.lab.experiments.sweep.api import alone_in, announcement, settings_for, sweep
@@ -214,6 +214,23 @@ def test_of_a_loss_the_lowest_is_best(tmp_path):
         assert task.start() is None
     assert study.best_trial.number == 1
     assert records(study, KNOBS)[1].score == 1.0
+
+
+@pytest.mark.parametrize("own", [None, "prompts", "rows"])
+@pytest.mark.parametrize("earlier", [True, False])
+def test_new_trials_hold_out_rows_as_the_sweep_began(tmp_path, own, earlier):
+    """An earlier version did not save `hold_out`, and held out single rows."""
+    base = BASE if own is None else {**BASE, "data": {**BASE["data"], "hold_out": own}}
+    knobs = ["train.learning_rate=log(1e-5,1e-2)"]
+    settings_for(base, knobs, (), tmp_path, trials=3, pruner=None, seeds=None)[0].keep(tmp_path)
+    if earlier:
+        saved = json.loads((tmp_path / "sweep.json").read_text())
+        del saved["hold_out"]
+        (tmp_path / "sweep.json").write_text(json.dumps(saved))
+    for _ in range(2):
+        again, _ = settings_for(tmp_path, (), (), None, trials=9, pruner=None, seeds=None)
+        assert load_config(again.base).config.data.hold_out == (own or ("rows" if earlier else "prompts"))
+        again.keep(tmp_path)
 
 
 def test_a_sweep_goes_on_only_with_what_it_began_with(tmp_path):

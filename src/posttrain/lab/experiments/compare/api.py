@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +88,7 @@ def compare(
         raise ConfigError(given=f"workers = {workers}", allowed="at least 1", fix="Write workers=1.")
     folder, given = _place(source, out)
     design = read_design(given, algorithms=algorithms, seeds=seeds, budget=budget, target=target, overrides=overrides)
-    _begin(folder, design)
+    design = _begin(folder, design)
     from posttrain.store.run_store import RunLock
 
     lock = RunLock(folder)
@@ -107,7 +107,7 @@ def conclude(folder: str | Path) -> Comparison:
     from posttrain.lab.experiments.compare.page import write_page
 
     folder = Path(folder)
-    design = read_design(read_mapping(folder / DESIGN))
+    design = read_design(_saved(folder))
     comparison = Comparison(folder=folder, analysis=_analysis(design, folder))
     content = comparison.to_json()
     write_atomically(folder / RESULT, json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -152,18 +152,25 @@ def _place(
 ) -> tuple[Path, str | Path | Mapping[str, Any]]:
     """Return the folder of the comparison, and the source of its design."""
     if not isinstance(source, Mapping) and (Path(source) / DESIGN).is_file():
-        return Path(source), read_mapping(Path(source) / DESIGN)
+        return Path(source), _saved(Path(source))
     stem = "comparison" if isinstance(source, Mapping) else Path(source).stem
     return Path(out) if out is not None else Path("comparisons") / stem, source
 
 
-def _begin(folder: Path, design: Design) -> None:
-    """Save the design. If the folder already holds a comparison with other settings, raise ConfigError."""
+def _saved(folder: Path) -> dict[str, Any]:
+    """Return the saved design. Its runs hold out single rows if an earlier version, which did not say so, began it."""
+    return {"hold_out": "rows", **read_mapping(folder / DESIGN)}
+
+
+def _begin(folder: Path, design: Design) -> Design:
+    """Save the design and return it, with the way of holding out rows with which the comparison in the folder began. If
+    that one has other settings, raise ConfigError."""
     file = folder / DESIGN
     if not file.exists():
         _refuse_other_content(folder)
     else:
-        before = read_design(read_mapping(file))
+        before = read_design(_saved(folder))
+        design = replace(design, hold_out=before.hold_out)
         odd = [
             name for name in ("base", "settings", "budget", "score") if getattr(before, name) != getattr(design, name)
         ]
@@ -177,6 +184,7 @@ def _begin(folder: Path, design: Design) -> None:
                 fix=f"Choose another folder with --out, or continue with `posttrain compare {shown(folder)}`.",
             )
     write_atomically(file, json.dumps(design.record(), indent=1) + "\n")  # JSON is YAML
+    return design
 
 
 def _refuse_other_content(folder: Path) -> None:

@@ -26,12 +26,12 @@ from typing import Any, Literal, get_args
 
 from posttrain.config import DataConfig, Resolved, check, load_config
 from posttrain.config.text import read_mapping, read_override
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.lab.experiments.compare.measures import Measure, measure_of
 
 Unit = Literal["steps", "tokens", "seconds"]
 Settings = Mapping[str, Any]
-KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
+KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence", "hold_out")
 MOST_STEPS = 100_000
 """Upper limit on the steps of a run with a budget in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -79,17 +79,25 @@ class Design:
     """The score that compares the arms: the held-out score of the rewards, or the score of the independent check."""
     measures: Mapping[str, Measure] = field(default_factory=dict)
     confidence: float = 0.95
+    hold_out: Literal["prompts", "rows"] = "prompts"
+    """`data.hold_out` of runs that do not set it: rows in a comparison that an earlier version began."""
 
     def resolved(self, arm: str, seed: int) -> Resolved:
         """Return the settings of one run, except its folder. A ConfigError names the arm."""
         base, changes = self.base, {**self.settings, **self.arms[arm], "seed": seed}
         try:
             resolved = _settled(base, changes)
-            resolved = _settled(base, {**changes, **_spending(self.budget, resolved), **_keeping(resolved)})
+            resolved = _settled(base, {**changes, **_spending(self.budget, resolved), **self._own(resolved)})
             check(resolved.config)
         except ConfigError as error:
             raise ConfigError(given=f"arm {arm}: {error.given}", allowed=error.allowed, fix=error.fix) from error
         return resolved
+
+    def _own(self, resolved: Resolved) -> dict[str, Any]:
+        """Return what the comparison sets in place of defaults. It keeps only the newest checkpoint, because many runs
+        fill a disk."""
+        own = {"checkpoint.keep": 1, "data.hold_out": self.hold_out}
+        return {key: value for key, value in own.items() if resolved.origins.get(key) == "default"}
 
     def record(self) -> dict[str, Any]:
         """Return plain data from which `read_design` restores the design."""
@@ -104,6 +112,7 @@ class Design:
             "score": self.score,
             "measures": {name: measure.record() for name, measure in self.measures.items()},
             "confidence": self.confidence,
+            "hold_out": self.hold_out,
         }
 
 
@@ -155,6 +164,7 @@ def read_design(
         score=_score(given.get("score", "auto")),
         measures={str(name): measure_of(name, how) for name, how in (given.get("measures") or {}).items()},
         confidence=_confidence(given.get("confidence", 0.95)),
+        hold_out=_hold_out(given.get("hold_out", "prompts")),
     )
     _check(design)
     return design
@@ -179,11 +189,6 @@ def _spending(budget: Budget, resolved: Resolved) -> dict[str, Any]:
         return {"train.stop_after_seconds": budget.amount, "train.steps": MOST_STEPS}
     most = math.ceil(budget.amount / train.prompts_per_step)  # a row has at least one token
     return {"train.stop_after_tokens": int(budget.amount), "train.steps": most}
-
-
-def _keeping(resolved: Resolved) -> dict[str, Any]:
-    """Keep only the newest checkpoint, unless the user set checkpoint.keep, because many runs fill a disk."""
-    return {"checkpoint.keep": 1} if resolved.origins.get("checkpoint.keep") == "default" else {}
 
 
 # --- reading ---------------------------------------------------------------------------------------------------------
@@ -264,6 +269,12 @@ def _score(given: Any) -> Literal["auto", "check"]:
     return given
 
 
+def _hold_out(given: Any) -> Literal["prompts", "rows"]:
+    if given not in ("prompts", "rows"):
+        raise ConfigError(given=f"hold_out = {given}", allowed="prompts or rows", fix="Set data.hold_out in the base.")
+    return given
+
+
 def _confidence(given: Any) -> float:
     value = _number(given)
     if value is None or not 0 < value < 1:
@@ -318,6 +329,47 @@ def _check_same_rows(data: Mapping[str, DataConfig]) -> None:
         )
 
 
+def _check_same_split(configs: Mapping[str, Mapping[int, DataConfig]]) -> None:
+    """Refuse arms that find other prompts in the same rows, and so hold out other rows with one of the seeds. Data that
+    cannot be read is left to the runs."""
+    first, *others = configs
+    for arm in others:
+        for seed, data in configs[arm].items():
+            usual = configs[first][seed]
+            if _unit(data) == _unit(usual):
+                continue
+            rows, expected = _rows_held_out(data, seed), _rows_held_out(usual, seed)
+            if rows is not None and expected is not None and rows != expected:
+                raise ConfigError(
+                    given=f"arms {first} and {arm} hold out different rows with seed {seed}: {_shown_unit(usual)}, and "
+                    f"{_shown_unit(data)}",
+                    allowed="the same held-out rows for all arms",
+                    fix="Set data.eval, or data.hold_out = rows, in the base, and leave it out of the arms.",
+                )
+
+
+def _unit(data: DataConfig) -> tuple[Any, ...]:
+    """Return the settings that decide which rows are held out together."""
+    if data.eval is not None or data.eval_fraction == 0 or str(data.train).startswith("task:"):
+        return ()
+    return (data.hold_out, data.prompt, data.columns) if data.hold_out == "prompts" else (data.hold_out,)
+
+
+def _shown_unit(data: DataConfig) -> str:
+    named = zip(("hold_out", "prompt", "columns"), _unit(data), strict=False)
+    return ", ".join(f"data.{name} = {value}" for name, value in named if value)
+
+
+def _rows_held_out(data: DataConfig, seed: int) -> list[str] | None:
+    """Return the places of the held-out rows; None if the data cannot be read."""
+    from posttrain.data.split import read_split  # slow to import, and rarely needed
+
+    try:
+        return [row.origin for row in read_split(data, seed).heldout]
+    except DataError:
+        return None
+
+
 def _held_out(data: DataConfig) -> str:
     if data.eval is not None:
         return f"data.eval = {data.eval}, data.eval_split = {data.eval_split}"
@@ -329,6 +381,9 @@ def _check(design: Design) -> None:
     """Check that every arm is valid and that all are scored in the same way. Raises ConfigError before any training."""
     configs = {arm: design.resolved(arm, design.seeds[0]).config for arm in design.arms}
     _check_same_rows({arm: config.data for arm, config in configs.items()})
+    _check_same_split(
+        {arm: {seed: design.resolved(arm, seed).config.data for seed in design.seeds} for arm in design.arms}
+    )
     judged = {
         arm: (config.evaluation, config.check if design.score == "check" else config.rewards)
         for arm, config in configs.items()

@@ -133,14 +133,14 @@ class SweepSettings:
     def to_json(self) -> dict[str, Any]:
         knobs = {knob.key: knob.text for knob in self.knobs}
         settings = {"trials": self.trials, "pruner": self.pruner, "seeds": self.seeds}
-        return {"knobs": knobs, **settings, "base": dict(self.given)}
+        return {"knobs": knobs, **settings, "base": dict(self.given), "hold_out": self.config.data.hold_out}
 
     def keep(self, folder: Path) -> None:
         """Save the settings. If the folder holds another sweep, raise ConfigError; trials and seeds may differ."""
         before = read_settings(folder)
         if before is not None:
             mine, its = (json.loads(json.dumps(s.to_json())) for s in (self, before))
-            differs = [name for name in mine if name not in ("trials", "seeds") and mine[name] != its[name]]
+            differs = [name for name in mine if name not in ("trials", "seeds", "hold_out") and mine[name] != its[name]]
             if differs:
                 raise ConfigError(
                     given=f"{folder} holds a sweep with other {' and '.join(differs)}",
@@ -152,11 +152,14 @@ class SweepSettings:
 
 
 def read_settings(folder: Path) -> SweepSettings | None:
-    """Read the settings of the sweep in a folder. None if there is none."""
+    """Read the settings of the sweep in a folder. None if there is none. An earlier version, which did not save
+    `hold_out`, held out single rows."""
     try:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
+    if "hold_out" not in found:
+        found["base"].setdefault("data", {}).setdefault("hold_out", "rows")
     knobs = check_knobs([knob_of(key, text) for key, text in found["knobs"].items()], found["base"])
     return SweepSettings(
         given=found["base"], knobs=knobs, trials=found["trials"], pruner=found["pruner"], seeds=found["seeds"]
