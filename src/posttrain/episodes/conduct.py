@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.episodes.tools import UNKNOWN, as_text, by_name, schema_of
+from posttrain.errors import ConfigError
 
 ROLES = ("user", "tool", "system")
 """Roles of the messages that an environment may return."""
@@ -56,6 +57,8 @@ class Conduct:
         self._environment = None if environment is None else environment(**settings)
         offered = [] if self._environment is None else _offered(self._environment)
         self._schemas = [one for one in offered if isinstance(one, Mapping)]
+        if self._schemas and tools:
+            raise _both_answer(self._schemas[0], tools)
         self._own = by_name([one for one in offered if callable(one)])
         self._tools = {**tools, **self._own}
 
@@ -145,6 +148,16 @@ def _offered(environment: Any) -> list[Any]:
             "tools() returned both functions and schemas: an environment must answer all calls itself, or none"
         )
     return found
+
+
+def _both_answer(schema: Mapping[str, Any], tools: Mapping[str, Any]) -> ConfigError:
+    name = schema.get("function", schema).get("name")
+    return ConfigError(
+        given=f"tools ({', '.join(tools)}), and an environment that answers calls itself: its tools() returned the "
+        f"schema of {name}, so that its step receives all calls",
+        allowed="tools of the run, or an environment that answers calls",
+        fix="Remove tools from the config, or let tools() return functions.",
+    )
 
 
 def _told(message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[str, Any]:
