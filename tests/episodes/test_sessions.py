@@ -355,6 +355,27 @@ def test_tools_answer_calls_and_errors_are_told(forked):
     assert [schema["function"]["name"] for schema in sessions.schemas] == ["look", "broken", "calculator"]
 
 
+@pytest.mark.parametrize(("place", "kind"), [("hang", "timeout"), ("die", "crash")])
+def test_results_before_a_call_that_hangs_or_dies_are_kept(forked, place, kind):
+    sessions = world(None, tools=(f"{WORLDS}:look", f"{WORLDS}:broken"), timeout=0.5)
+    forked.append(sessions)
+    calls = [["look", {"place": "x"}, ""], ["broken", {"place": "x"}, ""], ["broken", {"place": place}, ""]]
+    reply = ask(sessions, sessions.open(1), "step", message={}, calls=[*calls, *calls])
+    assert (reply.kind, reply.value["errors"]) == (kind, [False, True])
+    assert [one["content"] for one in reply.value["messages"]] == ["a cat", "error: FileNotFoundError: x"]
+
+
+@pytest.mark.slow
+def test_each_call_of_a_turn_has_the_whole_time(opened):
+    sessions = world(None, tools=(f"{WORLDS}:rests",), timeout=1.0)
+    opened.append(sessions)
+    reply = ask(sessions, sessions.open(1), "step", message={}, calls=[["rests", {"seconds": 0.5}, ""]] * 4)
+    assert (reply.kind, reply.value["errors"]) == ("value", [False] * 4)
+    assert reply.seconds > 1.5
+    reply = ask(sessions, sessions.open(1), "step", message={}, calls=[["rests", {"seconds": 600}, ""]] * 2)
+    assert (reply.kind, reply.value["errors"], reply.seconds < 30) == ("timeout", [], True)
+
+
 @pytest.mark.parametrize("tool", few(["leaves", "leaves_later"], "leaves"))
 def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
     sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))

@@ -49,11 +49,13 @@ class Conduct:
         *,
         most_characters: int,
         seed: int,
+        tell: Callable[[tuple[dict[str, Any], bool]], None] = lambda result: None,
     ) -> None:
-        """`seed` is the seed of this trajectory. It seeds the modules that draw random numbers."""
+        """`seed` is the seed of this trajectory. It seeds the modules that draw random numbers. `tell` is called with
+        the result of each call of a turn but the last, as soon as it is there."""
         start_random_numbers(seed)
         self._runner = asyncio.Runner()
-        self._seed, self._tools, self._most = seed, tools, most_characters
+        self._seed, self._most, self._tell = seed, most_characters, tell
         self._environment = None if environment is None else environment(**settings)
         offered = [] if self._environment is None else _offered(self._environment)
         self._schemas = [one for one in offered if isinstance(one, Mapping)]
@@ -85,7 +87,11 @@ class Conduct:
         `calls` are (name, arguments, problem).
         """
         if calls and not self._schemas and self._tools:
-            results = [self._result(*call) for call in calls]
+            results = list[tuple[dict[str, Any], bool]]()
+            for call in calls:
+                results.append(self._result(*call))
+                if len(results) < len(calls):  # if a later call hangs or ends this process, this result is kept
+                    self._tell(results[-1])
             return {"messages": [message for message, _ in results], "errors": [wrong for _, wrong in results]}
         step = getattr(self._environment, "step", None)
         if step is None:

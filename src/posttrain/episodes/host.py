@@ -73,7 +73,7 @@ def main() -> None:
                 channel.set_inheritable(False)  # processes that it starts must not keep the socket open after its death
                 _stand_alone(lifeline, host)
                 if agent is None:
-                    _serve(channel, world)
+                    _serve(channel, partial(world, tell=partial(_tell, channel)))
                 else:
                     _serve_beside(channel, agent())
             finally:
@@ -213,6 +213,11 @@ def _serve(channel: socket.socket, begin: Callable[..., Conduct | AgentConduct])
             outcome = failed(error)
             answer = wire.encode({"failed": outcome.message, "traceback": outcome.traceback})
         channel.sendall(answer)
+
+
+def _tell(channel: socket.socket, result: tuple[dict[str, Any], bool]) -> None:
+    """Send the result of a call before the reply to the turn."""
+    channel.sendall(wire.encode({"result": result}))
 
 
 if __name__ == "__main__":
