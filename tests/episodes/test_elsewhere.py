@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from importlib import metadata
@@ -16,6 +17,7 @@ from tests.episodes.talkers import calling, talker
 
 import posttrain
 from posttrain.episodes.adapters import find_environment, opened
+from posttrain.episodes.adapters.gym import _held
 from posttrain.episodes.conduct import Conduct
 from posttrain.errors import ConfigError
 from posttrain.tasks.catalogue import find_task
@@ -119,6 +121,30 @@ def test_where_the_action_stands_and_what_a_misread_turn_costs_are_settings():
     assert ("is not an action" in misread["messages"][0]["content"], misread["turn_reward"]) == (True, -0.5)
     assert "[F]HFH" in one.step(**said("I could go right. Move: down"))["messages"][0]["content"]
     assert one.finish() == {"reward": 0.0, "metrics": {"steps": 1.0}}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "action"),
+    [
+        (r"move: (\w+)", "move: up, move: down", "down"),
+        (r"move: (\w+)|pass", "move: up, then pass", "pass"),
+        (r"move: (\w+)|pass", "pass, no, move: up", "up"),
+        (r"move: (\w+)|go (\w+)", "move: up, go down", "down"),
+        (r"move: (\w+)|go (\w+)", "go down, move: up", "up"),
+        (r"up|down", "up down", "down"),
+        (r"(?:please )?(left)?right", "please right", "please right"),
+    ],
+)
+def test_a_pattern_may_have_alternatives_without_a_group(pattern, text, action):
+    *_, last = re.finditer(pattern, text)
+    assert _held(last) == action
+
+
+def test_an_action_outside_the_group_of_a_pattern_is_made():
+    pytest.importorskip("gymnasium", reason="the extra [environments] is not installed")
+    one = conduct("gymnasium:FrozenLake-v1", **LAKE, pattern=r"move: (\w+)|down")
+    one.reset({})
+    assert "[F]HFH" in one.step(**said("move: up, no, down"))["messages"][0]["content"]
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,6 @@ def test_a_tool_that_hangs_or_dies_is_told_to_the_model():
         for place, expected in (("hang", "error: no result after 0.3 s"), ("die", "error: its process ended")):
             trial = Play(0, 0, prompts(1)[0])
             trial.messages.append({"role": "assistant", "content": ""})
-            trial.called = ["broken"]
             trial.ids, trial.turns = [EOS], 1
             round_.turns.ask(trial, "step", message=trial.messages[-1], calls=[["broken", {"place": place}, ""]])
             round_.turns.answered(round_.waiting.popleft(), round_._reply(trial))

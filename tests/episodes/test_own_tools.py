@@ -56,6 +56,21 @@ def test_functions_and_schemas_are_not_offered_together():
         conduct(Mixed)
 
 
+@pytest.mark.parametrize("environment", [None, "Keeper", "Guess", "Answers"])
+@pytest.mark.parametrize("tools", [(), ("calculator",), ("calculator", f"{WORLDS}:broken")])
+def test_an_environment_that_answers_calls_excludes_tools_of_the_run(environment, tools):
+    """Its `step` receives all calls, so that tools of the run would be offered and never executed."""
+    target = None if environment is None else resolve(f"{WORLDS}:{environment}")
+    sessions = Sessions(Setup(environment=target, tools=[find_tool(tool) for tool in tools]))
+    refused = environment == "Answers" and bool(tools)
+    expected = pytest.raises(ConfigError, match="that answers calls itself") if refused else nullcontext()
+    try:
+        with expected:
+            sessions.start()
+    finally:
+        sessions.close()
+
+
 LOOKS = '''
 import functools
 

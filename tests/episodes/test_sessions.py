@@ -360,6 +360,27 @@ def test_tools_answer_calls_and_errors_are_told(forked):
     assert [schema["function"]["name"] for schema in sessions.schemas] == ["look", "broken", "calculator"]
 
 
+@pytest.mark.parametrize(("place", "kind"), [("hang", "timeout"), ("die", "crash")])
+def test_results_before_a_call_that_hangs_or_dies_are_kept(forked, place, kind):
+    sessions = world(None, tools=(f"{WORLDS}:look", f"{WORLDS}:broken"), timeout=0.5)
+    forked.append(sessions)
+    calls = [["look", {"place": "x"}, ""], ["broken", {"place": "x"}, ""], ["broken", {"place": place}, ""]]
+    reply = ask(sessions, sessions.open(1), "step", message={}, calls=[*calls, *calls])
+    assert (reply.kind, reply.value["errors"]) == (kind, [False, True])
+    assert [one["content"] for one in reply.value["messages"]] == ["a cat", "error: FileNotFoundError: x"]
+
+
+@pytest.mark.slow
+def test_each_call_of_a_turn_has_the_whole_time(opened):
+    sessions = world(None, tools=(f"{WORLDS}:rests",), timeout=1.0)
+    opened.append(sessions)
+    reply = ask(sessions, sessions.open(1), "step", message={}, calls=[["rests", {"seconds": 0.5}, ""]] * 4)
+    assert (reply.kind, reply.value["errors"]) == ("value", [False] * 4)
+    assert reply.seconds > 1.5
+    reply = ask(sessions, sessions.open(1), "step", message={}, calls=[["rests", {"seconds": 600}, ""]] * 2)
+    assert (reply.kind, reply.value["errors"], reply.seconds < 30) == ("timeout", [], True)
+
+
 @pytest.mark.parametrize("tool", few(["leaves", "leaves_later"], "leaves"))
 def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
     sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))
@@ -386,6 +407,16 @@ def test_a_name_that_the_model_made_up_is_shown_to_nobody():
         ("-7//2", "-4"),
         ("0.1+0.2", "0.3"),
         ("sqrt(2)", "1.4142135623730951"),
+        ("1.00000000000000000001-1", "1e-20"),
+        ("123456789.123456789123456789*10^18", "123456789123456789123456789"),
+        ("1_000.5e1 + .5 + 1.", "10006.5"),
+        ("1×2.50÷5", "0.5"),
+        ("0.1e-5*3", "3e-06"),
+        ("1e400", "1" + "0" * 400),
+        ("1e-200*1e-200", "1.0000000000000000e-400"),
+        ("1e350/3", "3.3333333333333333e+349"),
+        ("2**1000", str(2**1000)),
+        ("-0.5**3", "-0.125"),
     ],
 )
 def test_the_calculator_is_exact_where_it_can_be(expression, value):
@@ -396,6 +427,14 @@ def test_the_calculator_is_exact_where_it_can_be(expression, value):
     ("expression", "message"),
     [
         ("9**9**9", "more than 400 digits"),
+        ("9**9**99", "more than 400 digits"),
+        ("9**9**999", "more than 400 digits"),
+        ("0.5**2000", "more than 400 digits"),
+        ("1e401", "more than 400 digits"),
+        ("1.5E-999999999", "more than 400 digits"),
+        ("1e99999999999999999999", "more than 400 digits"),
+        ("(-8)**0.5", "domain"),
+        ("2j", "not arithmetic"),
         ("__import__('os')", "not arithmetic"),
         ("1 if True else 2", "not arithmetic"),
         ("1+", "not an arithmetic expression"),
@@ -405,6 +444,28 @@ def test_the_calculator_is_exact_where_it_can_be(expression, value):
 def test_the_calculator_works_nothing_else_out(expression, message):
     with pytest.raises(ValueError, match=message):
         calculator(expression)
+
+
+@pytest.mark.parametrize("rate", ["0.0375/12", "0.05/365", "0.01", "-0.0025"])
+@pytest.mark.parametrize("periods", [120, 360, 1825])
+def test_the_calculator_rounds_a_power_whose_fraction_is_too_long(rate, periods):
+    value = eval(f"1000*(1+{rate})**{periods}")
+    assert float(calculator(f"1000*(1+{rate})^{periods}")) == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "expression", ["10^20.5", "sqrt(10^41)", "sqrt(2)*10^20", "round(sqrt(2)*10^20)", "1.0475^1000", "max(2^99.5, 1)"]
+)
+def test_the_calculator_writes_no_digits_that_it_does_not_know(expression):
+    assert "e+" in calculator(expression)
+
+
+@pytest.mark.parametrize(
+    ("expression", "value"),
+    [("sqrt(16)", "4"), ("4^0.5", "2"), ("round(sqrt(2), 2)", "1.41"), ("round(10^2.5)", "316"), ("0^0.5", "0")],
+)
+def test_the_calculator_writes_small_rounded_integers_without_a_point(expression, value):
+    assert calculator(expression) == value
 
 
 def test_messages_come_in_every_form():

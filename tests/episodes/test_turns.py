@@ -154,3 +154,33 @@ def test_calls_above_the_most_get_an_error_as_their_result(more: int):
     assert len(world.done.episode.calls) == MOST_CALLS + more
     assert len(world.done.episode.errors) == more
     assert [one["role"] for one in world.done.episode.messages].count("tool") == MOST_CALLS + more
+
+
+CALLS = [call(str(number)) for number in range(4)]
+
+
+def failed(world: Written, done: int, kind: Any) -> None:
+    """Reply that the process has ended after `done` results."""
+    told = results({"calls": world.asked[-1]["calls"][:done]})
+    world.turns.answered(world.play, Reply(kind=kind, value=told, message="no result after 5 s"))
+
+
+@pytest.mark.parametrize("kind", ["timeout", "crash"])
+@pytest.mark.parametrize("late", [(0,), (1,), (3,), (0, 1), (1, 3), (0, 1, 2, 3)])
+def test_only_the_call_that_hangs_or_crashes_gets_an_error(kind, late):
+    world = Written(speaks=False)
+    world.turn("".join(CALLS))
+    answered = 0
+    for place in late:
+        assert len(world.asked[-1]["calls"]) == 4 - answered
+        failed(world, place - answered, kind)
+        answered = place + 1
+    if answered < 4:
+        world.reply(**results(world.asked[-1]))
+    world.turn("Done.")
+    assert world.done is not None
+    told = [one for one in world.done.episode.messages if one["role"] == "tool"]
+    errors = [one["content"] == "error: no result after 5 s" for one in told]
+    assert errors == [place in late for place in range(4)]
+    assert len({one["tool_call_id"] for one in told}) == 4
+    assert len(world.done.episode.errors) == len(late)

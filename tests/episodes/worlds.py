@@ -258,6 +258,16 @@ def broken(place: str) -> bytes:
     raise FileNotFoundError(place)
 
 
+def rests(seconds: float) -> str:
+    """Rest.
+
+    Args:
+        seconds: How long.
+    """
+    time.sleep(seconds)
+    return "rested"
+
+
 def undescribed(place):
     return place
 

@@ -285,8 +285,8 @@ class EnvironmentConfig(Part):
     """Keyword arguments for the constructor, which is called for each trajectory. docs/environments-from-elsewhere.md
     lists the arguments for gymnasium:."""
     timeout: Positive = 30.0
-    """Time limit of each request to an environment or to tools, in seconds. A late one is killed, with every process
-    that it started."""
+    """Time limit of each request to an environment and of each call of a tool, in seconds. A late one is killed, with
+    every process that it started."""
     attempts: Count = 3
     """Maximum number of attempts at a trajectory if its environment fails. After the last attempt it is unscored and
     counted by cause."""

@@ -32,6 +32,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from posttrain.episodes.tools import UNKNOWN, as_text, by_name, schema_of
+from posttrain.errors import ConfigError
 
 ROLES = ("user", "tool", "system")
 """Roles of the messages that an environment may return."""
@@ -48,14 +49,18 @@ class Conduct:
         *,
         most_characters: int,
         seed: int,
+        tell: Callable[[tuple[dict[str, Any], bool]], None] = lambda result: None,
     ) -> None:
-        """`seed` is the seed of this trajectory. It seeds the modules that draw random numbers."""
+        """`seed` is the seed of this trajectory. It seeds the modules that draw random numbers. `tell` is called with
+        the result of each call of a turn but the last, as soon as it is there."""
         start_random_numbers(seed)
         self._runner = asyncio.Runner()
-        self._seed, self._tools, self._most = seed, tools, most_characters
+        self._seed, self._most, self._tell = seed, most_characters, tell
         self._environment = None if environment is None else environment(**settings)
         offered = [] if self._environment is None else _offered(self._environment)
         self._schemas = [one for one in offered if isinstance(one, Mapping)]
+        if self._schemas and tools:
+            raise _both_answer(self._schemas[0], tools)
         self._own = by_name([one for one in offered if callable(one)])
         self._tools = {**tools, **self._own}
 
@@ -82,7 +87,11 @@ class Conduct:
         `calls` are (name, arguments, problem).
         """
         if calls and not self._schemas and self._tools:
-            results = [self._result(*call) for call in calls]
+            results = list[tuple[dict[str, Any], bool]]()
+            for call in calls:
+                results.append(self._result(*call))
+                if len(results) < len(calls):  # if a later call hangs or ends this process, this result is kept
+                    self._tell(results[-1])
             return {"messages": [message for message, _ in results], "errors": [wrong for _, wrong in results]}
         step = getattr(self._environment, "step", None)
         if step is None:
@@ -145,6 +154,16 @@ def _offered(environment: Any) -> list[Any]:
             "tools() returned both functions and schemas: an environment must answer all calls itself, or none"
         )
     return found
+
+
+def _both_answer(schema: Mapping[str, Any], tools: Mapping[str, Any]) -> ConfigError:
+    name = schema.get("function", schema).get("name")
+    return ConfigError(
+        given=f"tools ({', '.join(tools)}), and an environment that answers calls itself: its tools() returned the "
+        f"schema of {name}, so that its step receives all calls",
+        allowed="tools of the run, or an environment that answers calls",
+        fix="Remove tools from the config, or let tools() return functions.",
+    )
 
 
 def _told(message: Mapping[str, Any], calls: Sequence[Sequence[Any]]) -> dict[str, Any]:

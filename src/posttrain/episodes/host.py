@@ -73,7 +73,7 @@ def main() -> None:
                 channel.set_inheritable(False)  # processes that it starts must not keep the socket open after its death
                 _stand_alone(lifeline, host)
                 if agent is None:
-                    _serve(channel, world)
+                    _serve(channel, partial(world, tell=partial(_tell, channel)))
                 else:
                     _serve_beside(channel, agent())
             finally:
@@ -98,7 +98,7 @@ def _found(
     schemas = [schema_of(tool, name) for name, tool in tools.items()]
     if environment is None:
         return {"schemas": schemas, "speaks": False}
-    own = _tried(environment, setup["environment"]["name"], setup["settings"])
+    own = _tried(environment, setup["environment"]["name"], setup["settings"], tools)
     names = [schema["function"]["name"] for schema in (*schemas, *own["schemas"])]
     if twice := [name for name in names if names.count(name) > 1]:
         raise ConfigError(
@@ -109,7 +109,9 @@ def _found(
     return {"schemas": [*schemas, *own["schemas"]], "speaks": own["speaks"]}
 
 
-def _tried(environment: Callable[..., Any], name: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _tried(
+    environment: Callable[..., Any], name: str, settings: Mapping[str, Any], tools: Mapping[str, Callable[..., Any]]
+) -> dict[str, Any]:
     """Make one environment, and return the schemas of its tools and whether it answers turns that call none."""
     missing = not any(callable(getattr(environment, method, None)) for method in ("step", "tools"))
     if missing or not isinstance(environment, type):
@@ -123,7 +125,7 @@ def _tried(environment: Callable[..., Any], name: str, settings: Mapping[str, An
             else "docs/environments.md shows one.",
         )
     try:
-        conduct = Conduct(environment, settings, {}, most_characters=0, seed=0)
+        conduct = Conduct(environment, settings, tools, most_characters=0, seed=0)
         offers = conduct.offers()
     except PosttrainError:
         raise
@@ -211,6 +213,11 @@ def _serve(channel: socket.socket, begin: Callable[..., Conduct | AgentConduct])
             outcome = failed(error)
             answer = wire.encode({"failed": outcome.message, "traceback": outcome.traceback})
         channel.sendall(answer)
+
+
+def _tell(channel: socket.socket, result: tuple[dict[str, Any], bool]) -> None:
+    """Send the result of a call before the reply to the turn."""
+    channel.sendall(wire.encode({"result": result}))
 
 
 if __name__ == "__main__":

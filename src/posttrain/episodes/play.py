@@ -48,8 +48,10 @@ class Play:
     opening: list[Mapping[str, Any]] | None = None
     """The messages with which the environment replaced the prompt; None if it did not."""
     turns: int = 0
-    called: list[str] = field(default_factory=list)
-    """Names of the tools called in the last turn, as the policy wrote them."""
+    unanswered: list[Any] = field(default_factory=list)
+    """The calls that the last request asks for: (name, arguments, problem)."""
+    results: list[tuple[Mapping[str, Any], bool]] = field(default_factory=list)
+    """Results of earlier calls of the same turn, and whether they failed; empty unless one hung or crashed."""
     calls: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
     text: str = ""
@@ -122,7 +124,6 @@ class Play:
         self.versions += turn.versions
         self.turns += 1
         self.text, self.reason = turn.text if said.answer is None else said.answer, turn.finish_reason
-        self.called = [one.name for one in said.calls]
         message: dict[str, Any] = {"role": "assistant", "content": said.content if said.calls else turn.text}
         if said.calls and said.readable:
             message["tool_calls"] = [call(one.name, one.arguments, n) for n, one in enumerate(said.calls)]

@@ -46,7 +46,7 @@ class Setup:
     most_characters: int = 4000
     """Maximum characters in the result of a tool."""
     timeout: float = 30.0
-    """Seconds for each request."""
+    """Seconds for each request; in a turn that calls several tools, for each call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +55,7 @@ class Reply:
 
     kind: Literal["value", "exception", "timeout", "crash"]
     value: Mapping[str, Any] = field(default_factory=dict)
+    """What the request returned. If the process is late or gone: the results of the calls that finished before."""
     message: str = ""
     traceback: str = ""
     seconds: float = 0.0
@@ -71,6 +72,10 @@ class Session:
         """The reply to the last request; None until it arrives."""
         self.asked: float | None = None
         """Time of the request that has no reply yet; None if there is none."""
+        self.heard = 0.0
+        """Time of the last result of a call during this request, or of the request."""
+        self.results: list[tuple[dict[str, Any], bool]] = []
+        """Results of the calls that finished during this request: messages, and whether the calls failed."""
         self.outgoing, self.incoming = memoryview(b""), bytearray()
         self.begun = False
         self.ending = False
@@ -152,6 +157,7 @@ class Sessions:
         if not session.begun:
             message |= {"mark": session.mark, "seed": session.seed}
         session.begun, session.reply, session.asked = True, None, time.monotonic()
+        session.heard, session.results = session.asked, []
         session.outgoing = memoryview(wire.encode(message))
         self._send(session)
 
@@ -187,7 +193,7 @@ class Sessions:
             if events & selectors.EVENT_READ and session in self._open:
                 self._receive(session)
         now = time.monotonic()
-        for session in [s for s in self._open if s.asked is not None and now - s.asked > self.setup.timeout]:
+        for session in [s for s in self._open if s.asked is not None and now - s.heard > self.setup.timeout]:
             self._fail(session, "timeout", f"no result after {self.setup.timeout:g} s")
 
     def wait(self, session: Session) -> Reply:
@@ -240,6 +246,10 @@ class Sessions:
             session.pid = message["pid"]
             return
         beat("an environment answered")
+        if "result" in message:
+            session.results.append(tuple(message["result"]))
+            session.heard = time.monotonic()
+            return
         seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
         session.asked = None
         if session.ending:
@@ -256,7 +266,9 @@ class Sessions:
         """End a session. Keep a reply that has already arrived: it may not have been read yet."""
         if session.reply is None:
             seconds = 0.0 if session.asked is None else time.monotonic() - session.asked
-            session.reply = Reply(kind=kind, message=message, seconds=seconds)
+            messages, errors = [one for one, _ in session.results], [wrong for _, wrong in session.results]
+            results = {"messages": messages, "errors": errors}
+            session.reply = Reply(kind=kind, value=results, message=message, seconds=seconds)
         session.asked, session.ended = None, message
         self._kill(session)
 

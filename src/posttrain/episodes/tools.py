@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import Target, load, resolve, suggestion
@@ -30,7 +31,7 @@ _READY = "posttrain.episodes.ready"
 UNKNOWN = "unknown"
 """Replaces the name of a tool that does not exist: a name that a model makes up is not shown to anybody."""
 MOST_EXPRESSION, MOST_DIGITS = 200, 400
-"""Maximum characters of an expression, and maximum digits of a result of one operation."""
+"""Maximum characters of an expression, and maximum digits of a power and of a number's exponent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,9 +162,15 @@ _OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-    ast.Pow: operator.pow,
 }
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {"sqrt": math.sqrt, "abs": abs, "round": round, "min": min, "max": max}
+
+
+class _Value(NamedTuple):
+    """A number, and whether it is exactly what the expression says."""
+
+    number: Fraction
+    exact: bool = True
 
 
 def calculator(expression: str) -> str:
@@ -177,40 +184,72 @@ def calculator(expression: str) -> str:
     """
     if len(expression) > MOST_EXPRESSION:
         raise ValueError(f"the expression has {len(expression)} characters; the limit is {MOST_EXPRESSION}")
+    text = expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/")
     try:
-        tree = ast.parse(expression.strip().replace("^", "**").replace("×", "*").replace("÷", "/"), mode="eval")
+        tree = ast.parse(text, mode="eval")
     except SyntaxError:
         raise ValueError(f"{expression!r} is not an arithmetic expression") from None
-    return _written(_value(tree.body))
+    return _written(_value(tree.body, text))
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr, text: str) -> _Value:
+    """Return the value of a node of the expression `text`."""
     match node:
         case ast.Constant(value=bool()):
             pass
         case ast.Constant(value=int() as number):
-            return Fraction(number)
+            return _Value(Fraction(number))
         case ast.Constant(value=float()):
-            return Fraction(ast.unparse(node))
+            return _Value(_decimal(ast.get_source_segment(text, node) or ""))
         case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
-            return -_value(operand) if isinstance(sign, ast.USub) else _value(operand)
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in _OPERATIONS:
-            return _operate(sign, _value(left), _value(right))
+            value = _value(operand, text)
+            return value._replace(number=-value.number) if isinstance(sign, ast.USub) else value
+        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in (*_OPERATIONS, ast.Pow):
+            return _operate(sign, _value(left, text), _value(right, text))
         case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
-            return Fraction(_FUNCTIONS[name](*map(_value, arguments)))
+            values = [_value(argument, text) for argument in arguments]
+            found = _FUNCTIONS[name](*(value.number for value in values))
+            return _Value(Fraction(found), all(value.exact for value in values) and not isinstance(found, float))
     raise ValueError(f"{ast.unparse(node)!r} is not arithmetic")
 
 
-def _operate(sign: ast.operator, left: Fraction, right: Fraction) -> Fraction:
+def _decimal(written: str) -> Fraction:
+    """Return the number that is written with a point or an exponent, with all of its digits."""
+    written = written.lower().replace("_", "")
+    exponent = written.partition("e")[2]
+    if abs(int(exponent or 0)) > MOST_DIGITS:
+        raise ValueError(f"{written} has more than {MOST_DIGITS} digits")
+    return Fraction(written)
+
+
+def _operate(sign: ast.operator, left: _Value, right: _Value) -> _Value:
     if isinstance(sign, ast.Pow):
-        digits = abs(right) * math.log10(max(abs(left.numerator), left.denominator, 1) + 1)
-        if digits > MOST_DIGITS:
-            raise ValueError(f"{left}**{right} has more than {MOST_DIGITS} digits")
-        if right.denominator != 1:
-            return Fraction(float(left) ** float(right))
-    return Fraction(_OPERATIONS[type(sign)](left, right))
+        return _power(left, right)
+    return _Value(Fraction(_OPERATIONS[type(sign)](left.number, right.number)), left.exact and right.exact)
 
 
-def _written(value: Any) -> str:
-    number = Fraction(value)
-    return str(number.numerator) if number.denominator == 1 else repr(float(number))
+def _power(left: _Value, right: _Value) -> _Value:
+    """Return a power: rounded if the exponent is a fraction, or if the exact power is too long."""
+    base, exponent = left.number, right.number
+    try:
+        digits = abs(exponent) * math.log10(max(abs(base.numerator), base.denominator))
+        if exponent.denominator == 1 and digits <= MOST_DIGITS:
+            return _Value(Fraction(base**exponent), left.exact and right.exact)
+        rounded = math.pow(base, exponent)
+    except OverflowError:
+        rounded = math.inf
+    if math.isinf(rounded) or (rounded == 0 and base != 0):
+        raise ValueError(f"{base}**{exponent} has more than {MOST_DIGITS} digits")
+    return _Value(Fraction(rounded), exact=False)
+
+
+def _written(value: _Value) -> str:
+    """Write an exact integer with all of its digits, and another number with those of a float."""
+    number = value.number
+    if number.denominator == 1 and (value.exact or abs(number) < 2**sys.float_info.mant_dig):
+        return str(number.numerator)
+    try:
+        near = float(number)
+    except OverflowError:
+        near = 0.0
+    return repr(near) if near else f"{Decimal(number.numerator) / number.denominator:.16e}"  # beyond floats

@@ -82,7 +82,7 @@ class Turns:
         """Send a request to the trajectory's session; open one if there is none."""
         if play.session is None:
             play.session = self.sessions.open(play.world_seed)
-        play.stage = do
+        play.stage, play.unanswered = do, list(arguments.get("calls", ()))
         self.sessions.ask(play.session, do, **arguments)
         self.conductor.wait(play)
 
@@ -127,14 +127,17 @@ class Turns:
             if self.scene.has_environment or reply.kind == "exception":
                 self._failed(play, reply.kind, reply.message, reply.traceback)
                 return
-            value = self._late(play, reply)  # tools keep no state: another process can go on
+            self._late(play, reply)
+            if play.unanswered:  # tools keep no state: another process can go on
+                self.ask(play, "step", message=play.messages[-1], calls=play.unanswered)
+                return
+            value = {}
         play.earn(value.get("turn_reward"))
         if value.get("done"):
             play.ended = "done"
             self._worth(play, value)
             return
-        messages = value["messages"]
-        play.errors += [one["name"] for one, wrong in zip(messages, value.get("errors", ()), strict=False) if wrong]
+        messages = self._results(play, value)
         if play.stage == "reset" and value.get("prompt", play.asked) != play.asked:
             play.opening = messages = value["prompt"]
         elif play.stage == "reset" and not messages:
@@ -185,12 +188,22 @@ class Turns:
         most = MOST_CHARACTERS * min((limit for limit in limits if limit is not None), default=math.inf)
         return sum(len(one["content"]) for one in messages) > most
 
-    def _late(self, play: Play, reply: Reply) -> dict[str, Any]:
-        """Return the error messages that the model sees for tools that hung or crashed their process."""
+    def _late(self, play: Play, reply: Reply) -> None:
+        """Keep the results so far, and an error for the call that hung or crashed the process; leave the rest."""
         self._leave(play)
-        names = [self._known(name) for name in play.called]
-        messages = [{"role": "tool", "name": name, "content": f"error: {reply.message}"} for name in names]
-        return {"messages": messages, "errors": [True] * len(names)}
+        done = [*zip(reply.value.get("messages", ()), reply.value.get("errors", ()), strict=True)]
+        for name, *_ in play.unanswered[len(done) : len(done) + 1]:
+            done.append(({"role": "tool", "name": self._known(name), "content": f"error: {reply.message}"}, True))
+        play.results += done
+        play.unanswered = play.unanswered[len(done) :]
+
+    def _results(self, play: Play, value: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Return the messages of a reply, after the results that the turn already has; count the calls that failed."""
+        messages = [*(one for one, _ in play.results), *value.get("messages", ())]
+        errors = [*(wrong for _, wrong in play.results), *value.get("errors", ())]
+        play.errors += [str(one["name"]) for one, wrong in zip(messages, errors, strict=False) if wrong]
+        play.results = []
+        return messages
 
     # --- ends --------------------------------------------------------------------------------------------------------
 

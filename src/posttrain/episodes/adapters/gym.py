@@ -4,8 +4,8 @@ An observation becomes a message, and a message an action:
 
     settings:
       actions: [left, down, right, up]    words that name the actions 0, 1, ... of a discrete space
-      pattern: 'move: (\w+)'              finds the action: the last match of its group; without a pattern, the last
-                                          word that names an action counts
+      pattern: 'move: (\w+)'              finds the action: the last match of its first group that takes part, or of
+                                          the whole; without a pattern, the last word that names an action counts
       show: text                          observation (unchanged) or text (what `render` prints, with render_mode ansi)
       misread: -0.1                       reward of a turn that names no action; a message says so, and nothing moves
       make: {is_slippery: false}          keyword arguments of gymnasium.make
@@ -118,8 +118,8 @@ class FromGymnasium:
     def _action(self, said: str) -> Any:
         """Return the action that a turn names; None if it names none."""
         if self._pattern is not None:
-            found = [match[1] if match.re.groups else match[0] for match in self._pattern.finditer(said)]
-            said = found[-1] if found else ""
+            matches = list(self._pattern.finditer(said))
+            said = _held(matches[-1]) if matches else ""
         if not self._words:
             return said.strip() if said.strip() in self._own.action_space else None
         either = "|".join(map(re.escape, sorted(self._words, key=len, reverse=True)))
@@ -131,6 +131,11 @@ class FromGymnasium:
         if self._drawn:
             return _plain(str(self._own.render()))
         return observation if isinstance(observation, str) else str(_numbers(observation))
+
+
+def _held(match: re.Match[str]) -> str:
+    """Return the text of the first group that took part in the match; without one, the whole match."""
+    return next((group for group in match.groups() if group is not None), match[0])
 
 
 def _plain(drawn: str) -> str:
