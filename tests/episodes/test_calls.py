@@ -91,7 +91,6 @@ def test_a_call_that_cannot_be_read_stays_what_was_written(name: str):
     play = Play(0, 0, Prompt(index=0, ids=(1,), text=""))
     play.draw(Completion(ids=(5,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=""), said)
     assert play.messages == [{"role": "assistant", "content": broken}]
-    assert len(play.called) == len(said.calls)
 
 
 def test_split_shows_an_unreadable_call_as_it_was_written():
