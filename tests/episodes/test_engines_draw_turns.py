@@ -36,7 +36,7 @@ def config(place: Path, name: str, **changes: Any) -> dict[str, Any]:
     return {
         "model": {"path": str(place / "model"), "device": "cpu"},
         "algorithm": "grpo",
-        "data": {"train": str(place / "rows.jsonl"), "eval_fraction": 0.05},
+        "data": {"train": str(place / "rows.jsonl"), "eval_fraction": 0.05, "hold_out": "rows"},
         "environment": {"function": f"{WORLDS}:Guess"},
         "rewards": ["environment"],
         "sampling": {"group_size": 4, "max_completion_length": 16, "max_turns": 4},

@@ -142,7 +142,6 @@ def events(run: Path) -> list[dict[str, str]]:
     return [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.slow
 def test_a_run_at_a_url_is_evaluated_where_it_never_was(folder, tmp_path, monkeypatch):
     """It is the run of the first test, which remains at the URL."""
     url = f"file://{folder}/bucket/run"

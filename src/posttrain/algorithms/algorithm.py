@@ -133,8 +133,9 @@ class Algorithm:
 
 
 def require_unit_interval(y: Tensor, what: str) -> None:
-    """Refuse targets of a cross-entropy outside [0, 1], for which it has no lower bound."""
-    if not ((y >= 0) & (y <= 1)).all():
+    """Refuse targets of a cross-entropy outside [0, 1], for which it has no lower bound. On a GPU nothing is checked,
+    because each micro-batch would wait for it; a run checks the rows when it reads them."""
+    if y.device.type == "cpu" and not ((y >= 0) & (y <= 1)).all():
         raise ConfigError(
             given=f"{what} from {y.min():g} to {y.max():g}",
             allowed="numbers from 0 to 1, as the loss is their cross-entropy",
