@@ -66,7 +66,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-REGRESSION = {"algorithm": "reward_regression", "data": {"train": "ratings.jsonl", "eval_fraction": 0.1}}
+REGRESSION = {
+    "algorithm": "reward_regression",
+    "data": {"train": "ratings.jsonl", "eval_fraction": 0.1, "hold_out": "rows"},
+}
 PROCESS = {
     "algorithm": {"name": "process_reward_model", "separator": " "},
     "data": {"train": "steps.jsonl", "eval_fraction": 0.1},
