@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import mpmath
 import psutil
 import pytest
 from tests.catalogue import few
@@ -433,7 +434,9 @@ def test_the_calculator_is_exact_where_it_can_be(expression, value):
         ("1e401", "more than 400 digits"),
         ("1.5E-999999999", "more than 400 digits"),
         ("1e99999999999999999999", "more than 400 digits"),
-        ("(-8)**0.5", "domain"),
+        ("(-8)**0.5", "not a real number"),
+        ("sqrt(0-1)", "not a real number"),
+        ("sqrt(1, 2)", "one number"),
         ("2j", "not arithmetic"),
         ("__import__('os')", "not arithmetic"),
         ("1 if True else 2", "not arithmetic"),
@@ -446,11 +449,23 @@ def test_the_calculator_works_nothing_else_out(expression, message):
         calculator(expression)
 
 
-@pytest.mark.parametrize("rate", ["0.0375/12", "0.05/365", "0.01", "-0.0025"])
-@pytest.mark.parametrize("periods", [120, 360, 1825])
+@pytest.mark.parametrize("rate", ["3/960", "1/7300", "1/100", "-1/400", "1/10**9", "1/10**16", "-1/10**12"])
+@pytest.mark.parametrize("periods", [120, 360, 1825, 10**9, 10**16])
 def test_the_calculator_rounds_a_power_whose_fraction_is_too_long(rate, periods):
-    value = eval(f"1000*(1+{rate})**{periods}")
-    assert float(calculator(f"1000*(1+{rate})^{periods}")) == pytest.approx(value, rel=1e-9)
+    """All digits are right, also where the rounding of the base is magnified by the exponent."""
+    with mpmath.workdps(100):
+        share, of = (mpmath.mpf(eval(part)) for part in rate.split("/"))
+        value = (1 + share / of) ** periods
+    if abs(mpmath.log10(value)) > 400:
+        with pytest.raises(ValueError, match="more than 400 digits"):
+            calculator(f"(1+{rate})^{periods}")
+    else:
+        assert mpmath.almosteq(mpmath.mpf(calculator(f"(1+{rate})^{periods}")), value, rel_eps=2e-16)
+
+
+@pytest.mark.parametrize(("expression", "digits"), [("(10^400)^0.5", 200), ("sqrt(10^320)", 160), ("10^350.5", 350)])
+def test_the_calculator_takes_roots_of_what_no_float_holds(expression, digits):
+    assert mpmath.floor(mpmath.log10(mpmath.mpf(calculator(expression)))) == digits
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ are (`Args:`). transformers' `get_json_schema` reads both. Its return value is t
 from __future__ import annotations
 
 import ast
+import decimal
 import json
 import math
 import operator
@@ -32,6 +33,8 @@ UNKNOWN = "unknown"
 """Replaces the name of a tool that does not exist: a name that a model makes up is not shown to anybody."""
 MOST_EXPRESSION, MOST_DIGITS = 200, 400
 """Maximum characters of an expression, and maximum digits of a power and of a number's exponent."""
+PRECISION = 50
+"""Digits with which a rounded power is worked out; a result has 17 of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,7 +166,7 @@ _OPERATIONS: Mapping[type, Callable[[Any, Any], Any]] = {
     ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
 }
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"sqrt": math.sqrt, "abs": abs, "round": round, "min": min, "max": max}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"abs": abs, "round": round, "min": min, "max": max}
 
 
 class _Value(NamedTuple):
@@ -206,8 +209,12 @@ def _value(node: ast.expr, text: str) -> _Value:
             return value._replace(number=-value.number) if isinstance(sign, ast.USub) else value
         case ast.BinOp(left=left, op=sign, right=right) if type(sign) in (*_OPERATIONS, ast.Pow):
             return _operate(sign, _value(left, text), _value(right, text))
-        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in _FUNCTIONS:
+        case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in (*_FUNCTIONS, "sqrt"):
             values = [_value(argument, text) for argument in arguments]
+            if name == "sqrt":
+                if len(values) != 1:
+                    raise ValueError(f"sqrt takes one number, not {len(values)}")
+                return _power(values[0], _Value(Fraction(1, 2)))
             found = _FUNCTIONS[name](*(value.number for value in values))
             return _Value(Fraction(found), all(value.exact for value in values) and not isinstance(found, float))
     raise ValueError(f"{ast.unparse(node)!r} is not arithmetic")
@@ -229,18 +236,25 @@ def _operate(sign: ast.operator, left: _Value, right: _Value) -> _Value:
 
 
 def _power(left: _Value, right: _Value) -> _Value:
-    """Return a power: rounded if the exponent is a fraction, or if the exact power is too long."""
+    """Return a power: rounded if the exponent is a fraction, or if the exact power is too long.
+
+    An error of the base grows with the exponent, so the base has as many digits more as the exponent has."""
     base, exponent = left.number, right.number
-    try:
-        digits = abs(exponent) * math.log10(max(abs(base.numerator), base.denominator))
-        if exponent.denominator == 1 and digits <= MOST_DIGITS:
-            return _Value(Fraction(base**exponent), left.exact and right.exact)
-        rounded = math.pow(base, exponent)
-    except OverflowError:
-        rounded = math.inf
-    if math.isinf(rounded) or (rounded == 0 and base != 0):
-        raise ValueError(f"{base}**{exponent} has more than {MOST_DIGITS} digits")
-    return _Value(Fraction(rounded), exact=False)
+    digits = abs(exponent) * Fraction(math.log10(max(abs(base.numerator), base.denominator)))
+    if exponent.denominator == 1 and digits <= MOST_DIGITS:
+        return _Value(Fraction(base**exponent), left.exact and right.exact)
+    with decimal.localcontext(decimal.Context(prec=PRECISION + len(str(exponent.numerator)))):
+        try:
+            power = (Decimal(base.numerator) / base.denominator) ** (Decimal(exponent.numerator) / exponent.denominator)
+        except decimal.InvalidOperation:
+            raise ValueError(f"({base})**({exponent}) is not a real number") from None
+        except (decimal.Overflow, decimal.Underflow):
+            power = Decimal(0)
+    if power.is_infinite():
+        raise ZeroDivisionError(f"0**({exponent})")
+    if (base and not power) or abs(power.adjusted()) > MOST_DIGITS:
+        raise ValueError(f"({base})**({exponent}) has more than {MOST_DIGITS} digits")
+    return _Value(Fraction(power), exact=False)
 
 
 def _written(value: _Value) -> str:
