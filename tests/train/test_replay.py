@@ -377,6 +377,20 @@ def test_another_start_model_is_refused_where_it_has_a_say(folder, tmp_path):
         pt.replay(adapted)
 
 
+@pytest.mark.slow
+def test_another_reference_is_refused_unless_the_replay_asks_for_it(folder, tmp_path):
+    for place in ("reference", "third"):
+        tiny_model(tmp_path / place, seed=3)
+    beside = {"reference": {"path": str(tmp_path / "reference")}, "algorithm.kl_coef": 0.1, "train.steps": 1}
+    run = train(folder, "beside", **beside)
+    assert not pt.replay(run, output=tmp_path / "same").differences
+    tiny_model(tmp_path / "reference", seed=4)
+    with pytest.raises(ModelError, match=r"reference\.path = .* holds another model than the run started with"):
+        pt.replay(run, output=tmp_path / "other")
+    asked = pt.replay(run, output=tmp_path / "asked", **{"reference.path": str(tmp_path / "third")})
+    assert asked.what_if
+
+
 def test_other_data_is_refused_where_it_is_read(folder, tmp_path):
     shutil.copy(folder / "pairs.jsonl", tmp_path / "pairs.jsonl")
     settings = given(tmp_path, "pairs", "dpo")

@@ -24,7 +24,7 @@ import torch
 from posttrain.algorithms import Algorithm
 from posttrain.config import CriticConfig, RunConfig
 from posttrain.data.split import read_auxiliary, read_split
-from posttrain.errors import ConfigError, ModelError
+from posttrain.errors import ConfigError
 from posttrain.experience.assemble import pair_roles
 from posttrain.experience.feed import Feed, StepData
 from posttrain.experience.recorded import ReplayFeed
@@ -229,12 +229,14 @@ class _Replaying:
     def require_same_start(self, config: RunConfig, trainer: Trainer, *, from_model: bool) -> None:
         role = "which the replay starts from" if from_model else same_model.role_of_start(config, trainer.algorithm)
         before = self.run.record(same_model.FILE)
-        if role and before is not None and before.get("sha256") != same_model.start_key(trainer.loaded.model):
-            raise ModelError(
-                given=f"model.path = {config.model.path!r} holds another model than the run started with, {role}",
-                allowed="the same weights, in any folder",
-                fix=f"Restore that model, or write its new path into {self.run.folder}/config.yaml.",
-            )
+        if before is None:
+            return
+        if role and before.get(same_model.MODEL) != same_model.start_key(trainer.loaded.model):
+            raise same_model.other_model("model", config, self.run.folder, f", {role}")
+        beside = same_model.keys_beside(config, trainer.loaded)
+        changed = {name.partition(".")[0] for name in self.run.changes}
+        unchanged = {section: key for section, key in beside.items() if section not in changed}
+        same_model.check_beside(before, unchanged, config, self.run.folder)
 
     def require_same_place(self, trainer: Trainer, start: Checkpoint | None) -> None:
         """Raise ConfigError if versions or hardware would change the last bits. For a what-if it is only a note."""

@@ -15,7 +15,9 @@ precision of the computation; the name of the precision comes first then, and on
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ModelError
 from posttrain.models.identity import start_key
@@ -23,6 +25,7 @@ from posttrain.models.identity import start_key
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
     from posttrain.config import RunConfig
+    from posttrain.models.load import LoadedModel
     from posttrain.train.run import Run
 
 FILE = "start.json"
@@ -37,9 +40,12 @@ def put_on_file(run: Run) -> None:
 
 def keys_of(run: Run) -> dict[str, str]:
     """The hash of the first model, and of each frozen model that the config names beside it."""
-    loaded = run.trainer.loaded
-    named = {section: key() for section, key in loaded.beside.items() if getattr(run.config, section, None)}
-    return {MODEL: start_key(loaded.model), **named}
+    return {MODEL: start_key(run.trainer.loaded.model), **keys_beside(run.config, run.trainer.loaded)}
+
+
+def keys_beside(config: RunConfig, loaded: LoadedModel) -> dict[str, str]:
+    """The hash of each frozen model that the config names, by its section."""
+    return {section: key() for section, key in loaded.beside.items() if getattr(config, section, None)}
 
 
 def check_same(run: Run) -> None:
@@ -53,10 +59,8 @@ def check_same(run: Run) -> None:
     now = keys_of(run)
     role = role_of_start(run.config, run.trainer.algorithm)
     if role and before.get(MODEL) != now[MODEL]:
-        raise _other("model", run, f", {role}")
-    for section in now.keys() - {MODEL}:
-        if _differ(before.get(section), now[section]):
-            raise _other(section, run)
+        raise other_model("model", run.config, run.folder, f", {role}")
+    check_beside(before, now, run.config, run.folder)
     if now.keys() - before.keys():
         run.store.record(FILE, {**now, **before})
 
@@ -68,13 +72,19 @@ def _differ(before: object, now: str) -> bool:
     return before.split()[:-1] == now.split()[:-1] and before != now
 
 
-def _other(section: str, run: Run, role: str = "") -> ModelError:
+def check_beside(before: Mapping[str, Any], now: Mapping[str, str], config: RunConfig, folder: Path) -> None:
+    """Raise ModelError if a frozen model is another than start.json, `before`, has."""
+    for section in now.keys() - {MODEL}:
+        if _differ(before.get(section), now[section]):
+            raise other_model(section, config, folder)
+
+
+def other_model(section: str, config: RunConfig, folder: Path, role: str = "") -> ModelError:
     error = ModelError(
-        given=f"{section}.path = {getattr(run.config, section).path!r} holds another model than the run started with"
-        f"{role}",
+        given=f"{section}.path = {getattr(config, section).path!r} holds another model than the run started with{role}",
         allowed="the same weights, in any folder",
-        fix=f"Restore that model, or write its new path into {run.folder}/config.yaml. Or start a new run "
-        "with the model folder of the newest checkpoint as model.path.",
+        fix=f"Restore that model, or write its new path into {folder}/config.yaml. Or start a new run with the model "
+        "folder of the newest checkpoint as model.path.",
     )
     error.is_lasting = True
     return error
