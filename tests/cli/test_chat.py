@@ -108,6 +108,12 @@ def test_a_text_without_earlier_turns_that_fills_the_context_is_to_be_shortened(
             session.ask("a")
 
 
+def test_a_system_prompt_that_leaves_no_room_for_any_message_is_to_be_shortened(with_template):
+    session = ChatSession(with_template, max_completion_length=1, system="s" * 70)
+    with pytest.raises(DataError, match=r"what the chat template writes before it; .*\n  Shorten the system prompt\.$"):
+        session.ask("a")
+
+
 @pytest.mark.slow
 def test_a_run_folder_answers_with_its_newest_checkpoint(place):
     session = ChatSession("finished", max_completion_length=4)

@@ -95,12 +95,14 @@ class ChatSession:
     def ask(self, text: str) -> str:
         """Return the model's answer without special tokens. Raises DataError if the context has no room for one, or if
         the text is not UTF-8 or the chat template refuses it."""
-        question = {"role": "user", "content": text}
-        prompt = self._prompt([*self.turns, question] if self._renderer.chat else text)
+        prompt = self._prompt(self._with_earlier_turns(text))
         room = self._with_room(len(prompt.ids))
         [[completion]] = self._sampler.generate([prompt], room, group_size=1, seed=self.seed)
-        self.turns += [question, {"role": "assistant", "content": completion.text}]
+        self.turns += [{"role": "user", "content": text}, {"role": "assistant", "content": completion.text}]
         return completion.text
+
+    def _with_earlier_turns(self, text: str) -> Any:
+        return [*self.turns, {"role": "user", "content": text}] if self._renderer.chat else text
 
     def _prompt(self, asked: Any) -> Prompt:
         """Return what the model reads: the messages so far, or a text."""
@@ -122,23 +124,27 @@ class ChatSession:
             return self._sampling
         room = window - used
         if room < 1:
-            follows = bool(self._renderer.chat and self.turns)
-            given, fix = f"the {'conversation' if follows else 'message'} has {used} tokens", "Shorten it."
-            if follows and self._takes_one_more(window):
-                given, fix = f"{given} with this message", "Shorten the message, or start a new conversation."
-            elif follows:
-                fix = "Start a new conversation."
+            given, fix = self._what_is_too_long(window)
             raise DataError(
-                given=given,
+                given=given.format(used),
                 allowed=f"fewer than the model's context of {window}{self._sampler.context_reason}",
                 fix=fix,
             )
         length = min(self._sampling.max_completion_length, room)
         return self._sampling.model_copy(update={"max_completion_length": length})
 
-    def _takes_one_more(self, window: int) -> bool:
-        """Would a message of one letter and an answer fit after the conversation so far?"""
-        return len(self._prompt([*self.turns, {"role": "user", "content": "a"}]).ids) < window
+    def _what_is_too_long(self, window: int) -> tuple[str, str]:
+        """Return what leaves no room for an answer, with a place for its tokens, and what to do about it."""
+        shortest = len(self._prompt(self._with_earlier_turns("a")).ids)
+        follows = bool(self._renderer.chat and self.turns)
+        if follows and shortest < window:
+            given = "the conversation has {} tokens with this message"
+            return given, "Shorten the message, or start a new conversation."
+        if follows:
+            return "the conversation has {} tokens", "Start a new conversation."
+        if shortest < window:
+            return "the message has {} tokens", "Shorten it."
+        return "the message has {} tokens with what the chat template writes before it", "Shorten the system prompt."
 
 
 def _model_and_run(place: Path) -> tuple[ModelConfig, RunConfig | None]:
