@@ -90,7 +90,7 @@ def by_name(tools: Sequence[Callable[..., Any]]) -> dict[str, Callable[..., Any]
             raise ConfigError(
                 given=f"two tools are named {name}",
                 allowed="each name once: the name of a tool is that of its function",
-                fix=f"List {name} once in tools, or rename one of the functions. Put all texts into one folder for search. "
+                fix=f"List {name} once in tools, or rename one of the functions. Search has one folder for all texts. "
                 "If a decorator made the functions, let it use functools.wraps.",
             )
         found[name] = tool
