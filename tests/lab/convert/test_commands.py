@@ -197,12 +197,22 @@ def test_the_options_and_the_processes_of_a_command_are_told_apart(starts, verb,
         ("torchrun --nproc-per-node 8 --module mypkg.train", "dpo", 8),
         ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "dpo", 4),
         ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "", 4),
-        ("accelerate launch -m --num_processes 4 mypkg.train", "dpo", 4),
         ("python -m mypkg.train", "dpo", 1),
         ("python -m trl.scripts.dpo", "", 1),
         ("python $SCRIPT", "dpo", 1),
-        ("SCRIPT=train; accelerate launch --num_processes 8 $SCRIPT", "dpo", 8),
-        ("SCRIPT=train; accelerate launch --multi_gpu --num_processes 8 ${SCRIPT}", "dpo", 8),
+        ("SCRIPT=train.py; accelerate launch --num_processes 8 $SCRIPT", "dpo", 8),
+        ("SCRIPT=mypkg.train; accelerate launch --num_processes 8 -m $SCRIPT", "dpo", 8),
+        ("accelerate launch --multi_gpu --num_processes 8 ${SCRIPT}", "dpo", 8),
+        ("accelerate launch --gradient_accumulation_steps 4 --num_processes 8 $SCRIPT", "dpo", 8),
+        ("accelerate launch --num_processes 8 --mixed_precision bf16 --seed 3 $SCRIPT", "dpo", 8),
+        ("accelerate launch --config_file $CONFIG --num_processes 8 $SCRIPT", "dpo", 8),
+        ("deepspeed --num_gpus 8 --seed 1 --module mypkg.train", "dpo", 8),
+        ("torchrun --seed=3 --nproc_per_node=8 -m mypkg.train $@", "dpo", 8),
+        ("torchrun --nproc_per_node=8 -m mypkg.train --mine x.py", "dpo", 8),
+        ("git commit -m grpo --quiet\npython -m trl.scripts.dpo", "", 1),
+        ("python -m pip install x --dataset_name y\npython -m mypkg.train", "dpo", 1),
+        ("python -m pytest -m grpo --quiet\npython -m trl.scripts.dpo", "", 1),
+        ("python -m pytest -m dpo --quiet\npython -m mypkg.train", "dpo", 1),
         ("cat > notes <<EOF\ntrl grpo --beta 9\nEOF\ntorchrun --nproc_per_node 8 $SCRIPT", "dpo", 8),
     ],
 )
@@ -210,6 +220,30 @@ def test_a_program_that_is_a_module_or_a_variable_is_found(starts, verb, devices
     source = read(tmp_path, f"{starts} --model_name_or_path a/b --beta 0.3 --mine x y --max_steps 3\n", verb)
     assert told(source) == {"model_name_or_path": "a/b", "beta": 0.3, "mine": ["x", "y"], "max_steps": 3}
     assert (source.form, source.devices, source.to_do) == ("DPOConfig", devices, [])
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        "accelerate launch --seed 3 train",
+        "accelerate launch --multi_gpu $SCRIPT",
+        "accelerate launch --multi_gpu $SCRIPT --tags a $B",
+        "accelerate launch --seed $SEED $SCRIPT",
+        "accelerate launch -m --seed 4 mypkg.train",
+        "torchrun $DISTRIBUTED_ARGS $SCRIPT",
+        "SCRIPT=train; accelerate launch $SCRIPT",
+        "python -m accelerate.commands.launch --seed 3 $SCRIPT",
+        "python -m torch.utils.bottleneck",
+        "python -m pip install x",
+        "python -c 'print()' $SCRIPT",
+        "git commit -m dpo",
+        "./run -m mypkg.train",
+        "$SCRIPT",
+    ],
+)
+def test_a_program_that_cannot_be_told_from_options_is_refused(starts, tmp_path):
+    with pytest.raises(ConfigError, match="holds no known config"):
+        read(tmp_path, f"{starts} --beta 0.3 --seed 4\n", "dpo")
 
 
 @pytest.mark.parametrize("starts", ["accelerate launch dpo.py", "srun python dpo.py", "deepspeed dpo.py"])
