@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ from posttrain.lab.convert.shell import Word, commands
 def of_commands(text: str, path: Path, verb: str) -> Source:
     """Read `python -m verl.trainer.main_ppo a.b=c`, `trl grpo --a b`, or a command that starts TRL's example script.
 
-    The first such command is read; one in a file that the script writes only if the script itself has none. Others, and
-    words that are no settings, are named in `to_do`.
+    The first such command is read; one in a file that the script writes only if the script itself has none. With a
+    verb, a command that sets what TRL knows comes before other scripts. Others, and words that are no settings, are
+    named in `to_do`.
     """
-    for written in (False, True):
-        given = [*commands(text, written=written)]
-        if found := _found(given, verb):
-            break
-    else:
+    tried = ((_of_verl(words) or _of_trl(words, verb), words[0].line) for words in commands(text, written=True))
+    found = [(source, line) for source, line in tried if source is not None]
+    if not found:
         raise nothing_found(path, "a command that starts verl.trainer.main_ppo, trl grpo or grpo.py", verb)
+    if verb:
+        found.sort(key=lambda pair: not _sets_any(pair[0]))
     source = found[0][0]
     for other, line in found[1:]:
         told = f"a second command that starts {other.project}: it is not in this config; convert it on its own"
@@ -34,9 +35,9 @@ def of_commands(text: str, path: Path, verb: str) -> Source:
     return source
 
 
-def _found(given: Iterable[list[Word]], verb: str) -> list[tuple[Source, int]]:
-    tried = ((_of_verl(words) or _of_trl(words, verb), words[0].line) for words in given)
-    return [(source, line) for source, line in tried if source is not None]
+def _sets_any(source: Source) -> bool:
+    """May a command set what its project knows? Some of its settings may be unread."""
+    return source.project == VERL or bool(source.to_do) or any(_is_known(f"--{name}") for name in source.settings)
 
 
 def _of_verl(words: list[Word]) -> Source | None:
