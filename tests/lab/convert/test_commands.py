@@ -197,19 +197,52 @@ def test_the_options_and_the_processes_of_a_command_are_told_apart(starts, verb,
         ("torchrun --nproc-per-node 8 --module mypkg.train", "dpo", 8),
         ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "dpo", 4),
         ("accelerate launch --num_processes 4 -m trl.scripts.dpo", "", 4),
-        ("accelerate launch -m --num_processes 4 mypkg.train", "dpo", 4),
         ("python -m mypkg.train", "dpo", 1),
         ("python -m trl.scripts.dpo", "", 1),
         ("python $SCRIPT", "dpo", 1),
-        ("SCRIPT=train; accelerate launch --num_processes 8 $SCRIPT", "dpo", 8),
-        ("SCRIPT=train; accelerate launch --multi_gpu --num_processes 8 ${SCRIPT}", "dpo", 8),
-        ("cat > notes <<EOF\ntrl grpo --beta 9\nEOF\ntorchrun --nproc_per_node 8 $SCRIPT", "dpo", 8),
+        ("SCRIPT=train.py; accelerate launch --num_processes 8 $SCRIPT", "dpo", 8),
+        ("SCRIPT=mypkg.train; accelerate launch --num_processes 8 -m $SCRIPT", "dpo", 8),
+        ("accelerate launch --multi_gpu --num_processes 8 ${SCRIPT}", "dpo", 8),
+        ("accelerate launch --gradient_accumulation_steps 4 --num_processes 8 $SCRIPT", "dpo", 8),
+        ("accelerate launch --num_processes 8 --mixed_precision bf16 --seed 3 $SCRIPT", "dpo", 8),
+        ("accelerate launch --config_file $CONFIG --num_processes 8 $SCRIPT", "dpo", 8),
+        ("deepspeed --num_gpus 8 --seed 1 --module mypkg.train", "dpo", 8),
+        ("torchrun --seed=3 --nproc_per_node=8 -m mypkg.train $@", "dpo", 8),
+        ("torchrun --nproc_per_node=8 -m mypkg.train --mine x.py", "dpo", 8),
+        ("git commit -m grpo --quiet\npython -m trl.scripts.dpo", "", 1),
+        ("python -m pip install x --dataset_name y\npython -m mypkg.train", "dpo", 1),
+        ("python -m pytest -m grpo --quiet\npython -m trl.scripts.dpo", "", 1),
+        ("python -m pytest -m dpo --quiet\npython -m mypkg.train", "dpo", 1),
     ],
 )
 def test_a_program_that_is_a_module_or_a_variable_is_found(starts, verb, devices, tmp_path):
     source = read(tmp_path, f"{starts} --model_name_or_path a/b --beta 0.3 --mine x y --max_steps 3\n", verb)
     assert told(source) == {"model_name_or_path": "a/b", "beta": 0.3, "mine": ["x", "y"], "max_steps": 3}
     assert (source.form, source.devices, source.to_do) == ("DPOConfig", devices, [])
+
+
+@pytest.mark.parametrize(
+    "starts",
+    [
+        "accelerate launch --seed 3 train",
+        "accelerate launch --multi_gpu $SCRIPT",
+        "accelerate launch --multi_gpu $SCRIPT --tags a $B",
+        "accelerate launch --seed $SEED $SCRIPT",
+        "accelerate launch -m --seed 4 mypkg.train",
+        "torchrun $DISTRIBUTED_ARGS $SCRIPT",
+        "SCRIPT=train; accelerate launch $SCRIPT",
+        "python -m accelerate.commands.launch --seed 3 $SCRIPT",
+        "python -m torch.utils.bottleneck",
+        "python -m pip install x",
+        "python -c 'print()' $SCRIPT",
+        "git commit -m dpo",
+        "./run -m mypkg.train",
+        "$SCRIPT",
+    ],
+)
+def test_a_program_that_cannot_be_told_from_options_is_refused(starts, tmp_path):
+    with pytest.raises(ConfigError, match="holds no known config"):
+        read(tmp_path, f"{starts} --beta 0.3 --seed 4\n", "dpo")
 
 
 @pytest.mark.parametrize("starts", ["accelerate launch dpo.py", "srun python dpo.py", "deepspeed dpo.py"])
@@ -343,11 +376,40 @@ KEPT = ["cat > notes.txt", "cat", "cat > train.sh", "tee notes.md", "python -", 
 
 @pytest.mark.parametrize("quote", ["", "'"])
 @pytest.mark.parametrize("starts", KEPT)
-def test_a_text_that_a_script_keeps_is_read_only_if_the_script_has_no_command(starts, quote, tmp_path):
-    body = f"{starts} <<{quote}EOF{quote}\nold: trl grpo --beta 0.9\nEOF\n"
-    own = read(tmp_path, f"{body}trl dpo --beta 0.2\n")
-    assert (own.form, told(own), own.to_do) == ("DPOConfig", {"beta": 0.2}, [])
-    assert told(read(tmp_path, body)) == {"beta": 0.9}
+@pytest.mark.parametrize("body_first", [True, False])
+def test_a_text_that_a_script_keeps_is_read_only_if_the_script_has_no_command(starts, quote, body_first, tmp_path):
+    body, own = f"{starts} <<{quote}EOF{quote}\nold: trl grpo --beta 0.9\nEOF\n", "trl dpo --beta 0.2\n"
+    source = read(tmp_path, body + own if body_first else own + body)
+    assert (source.form, told(source), len(source.to_do)) == ("DPOConfig", {"beta": 0.2}, 1)
+    assert source.to_do[0][0] == (2 if body_first else 3)
+    assert source.to_do[0][1].startswith("a second command that starts TRL")
+    alone = read(tmp_path, body)
+    assert (told(alone), alone.to_do) == ({"beta": 0.9}, [])
+
+
+@pytest.mark.parametrize(
+    "trainer",
+    [
+        "accelerate launch --num_processes 8 train.py --beta 0.9 --mine x",
+        "accelerate launch --num_processes 8 train.py --mine x --config mine.yaml",
+        'accelerate launch --num_processes 8 train.py --mine x "${MORE[@]}"',
+        "accelerate launch --num_processes 8 $SCRIPT --beta 0.9 --mine x",
+        "torchrun --nproc_per_node 8 -m mypkg.train --beta 0.9 --mine x",
+    ],
+)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "python prep.py --rows 100\n{}\n",
+        "{}\npython prep.py --rows 100\n",
+        "cat > job.sh <<'EOF'\n{}\nEOF\npython prep.py --rows 100\nsbatch job.sh\n",
+    ],
+)
+def test_the_command_with_settings_that_trl_knows_is_the_trainer(trainer, text, tmp_path):
+    source = read(tmp_path, text.format(trainer), "dpo")
+    assert (source.devices, "rows" in told(source), source.settings["mine"].value) == (8, False, "x")
+    line = text[: text.index("python")].count("\n") + 1
+    assert any(place == line and said.startswith("a second command") for place, said in source.to_do)
 
 
 def test_a_heredoc_that_a_pipe_gives_to_a_shell_is_read(tmp_path):

@@ -183,7 +183,10 @@ LOG = "def log(*given):\n    print(given)\n"
     "call",
     ["log(KW['beta'])", "log(KW['max_steps'], KW['beta'])", "log(x=KW['beta'])", "log(f'{KW}')", "log(KW['loss_type'])",
      "log(KW['missing'])", "log(KW[name])", "log(args.beta)", "log(args.output_dir)", "log(args.max_steps)",
-     "logger.log(args)", "logger.log(KW)", "wandb.run.log(args, KW)", "done = log(args.beta)"],
+     "logger.log(args)", "logger.log(KW)", "wandb.run.log(args, KW)", "done = log(args.beta)",
+     "import logging\nlogger = logging.getLogger(__name__)\nlogger.setLevel(10)\nlogger.log(args)",
+     "from x import Run\nwith Run(args) as run:\n    run.log(args)",
+     "import wandb as w\nrun = w.init()\nrun.log(args)"],
 )  # fmt: skip
 @pytest.mark.parametrize(
     "made",
@@ -232,6 +235,34 @@ CHANGES = {
     "a branch": "if big:\n    args.beta = 0.9\n",
     "a try": "try:\n    args.beta = 0.9\nexcept ValueError: ...\n",
     "twice": "args.beta = 0.8\nargs.beta = 0.9\n",
+}
+
+
+OWN = "class A:\n    def patch(self, c):\n        c.beta = 0.9\n"
+CHANGES |= {
+    f"a method of {what}": OWN + text
+    for what, text in {
+        "what `with` gives": "with A() as a:\n    a.patch(args)\n",
+        "a second `with`": "a = None\nwith A() as a:\n    a.patch(args)\n",
+        "what a function makes": "def make():\n    return A()\na = make()\na.patch(args)\n",
+        "what a class makes": "a = A.create()\na.patch(args)\n",
+        "a parameter": "def go(a):\n    a.patch(args)\n",
+        "a parameter of lambda": "go = lambda a: a.patch(args)\n",
+        "a name with two values": "a = None\na = A()\na.patch(args)\n",
+        "one of a loop": "for a in [A()]:\n    a.patch(args)\n",
+        "one of a comprehension": "[a.patch(args) for a in [A()]]\n",
+        "an attribute": "class H:\n    def go(self):\n        self.a.patch(args)\n",
+        "an attribute given later": "import shared\nshared.a = A()\nshared.a.patch(args)\n",
+        "a value of a dict": "hs = {'x': A()}\nhs['x'].patch(args)\n",
+        "a value that a dict gets": "hs = {}\nhs['x'] = A()\nhs['x'].patch(args)\n",
+        "an element that a list gets": "hs = []\nhs.append(A())\nhs[0].patch(args)\n",
+        "its base": "class B(A):\n    def go(self):\n        super().patch(args)\n",
+        "what an imported function got": "import copy\na = copy.copy(A())\na.patch(args)\n",
+        "what a pattern matches": "match made:\n    case A() as a:\n        a.patch(args)\n",
+        "a global": "globals()['a'].patch(args)\n",
+        "a class by a second name": "B = A\nB().patch(args)\n",
+        "an object by a second name": "go = A().patch\ngo(args)\n",
+    }.items()
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,16 @@ from posttrain.lab.convert.shell import Word, commands
 def of_commands(text: str, path: Path, verb: str) -> Source:
     """Read `python -m verl.trainer.main_ppo a.b=c`, `trl grpo --a b`, or a command that starts TRL's example script.
 
-    The first such command is read; one in a file that the script writes only if the script itself has none. Others, and
-    words that are no settings, are named in `to_do`.
+    The first such command is read; one in a file that the script writes only if the script itself has none. With a
+    verb, a command that sets what TRL knows comes before other scripts. Others, and words that are no settings, are
+    named in `to_do`.
     """
-    for written in (False, True):
-        given = [*commands(text, written=written)]
-        if found := _found(given, verb) or _found(given, verb, any_name=True):
-            break
-    else:
+    tried = ((_of_verl(words) or _of_trl(words, verb), words[0].line) for words in commands(text, written=True))
+    found = [(source, line) for source, line in tried if source is not None]
+    if not found:
         raise nothing_found(path, "a command that starts verl.trainer.main_ppo, trl grpo or grpo.py", verb)
+    if verb:
+        found.sort(key=lambda pair: not _sets_any(pair[0]))
     source = found[0][0]
     for other, line in found[1:]:
         told = f"a second command that starts {other.project}: it is not in this config; convert it on its own"
@@ -34,9 +35,9 @@ def of_commands(text: str, path: Path, verb: str) -> Source:
     return source
 
 
-def _found(given: Iterable[list[Word]], verb: str, *, any_name: bool = False) -> list[tuple[Source, int]]:
-    tried = ((_of_verl(words) or _of_trl(words, verb, any_name=any_name), words[0].line) for words in given)
-    return [(source, line) for source, line in tried if source is not None]
+def _sets_any(source: Source) -> bool:
+    """May a command set what its project knows? Some of its settings may be unread."""
+    return source.project == VERL or bool(source.to_do) or any(_is_known(f"--{name}") for name in source.settings)
 
 
 def _of_verl(words: list[Word]) -> Source | None:
@@ -57,12 +58,8 @@ _CONFIG = "ppo_trainer"
 """The config of verl whose defaults forms.yaml has."""
 
 
-def _of_trl(words: list[Word], verb: str, *, any_name: bool) -> Source | None:
-    """Read a command of TRL. If `any_name`, its program may have any name, such as `$SCRIPT` or a module."""
-    texts = [word.text for word in words]
-    place, form = _program(texts, form_of(verb))
-    if any_name and form is None and (before := _before_settings(texts)):
-        place, form = before, form_of(verb)
+def _of_trl(words: list[Word], verb: str) -> Source | None:
+    place, form = _program([word.text for word in words], form_of(verb))
     if form is None or not any(word.text.startswith("--") for word in words[place:]):
         return None
     source = Source(TRL, form)
@@ -75,30 +72,52 @@ def _of_trl(words: list[Word], verb: str, *, any_name: bool) -> Source | None:
 
 def _program(texts: list[str], form: str | None) -> tuple[int, str | None]:
     """Return the place of `trl VERB` or of TRL's example script, and its form. With a form, any script is meant."""
+    unnamed = _unnamed(texts)
     for place, (text, following) in enumerate(zip(texts, [*texts[1:], ""], strict=True)):
         told = following if Path(text).name == "trl" else Path(text).stem if text.endswith(".py") else ""
-        if place and texts[place - 1] in _MODULE and not told:
-            told = text.rpartition(".")[2]
-        if form_of(told) or (form and text.endswith(".py")):
+        told = text.rpartition(".")[2] if place == unnamed else told
+        meant = text.endswith(".py") or (place == unnamed and any(map(_is_known, texts[place + 1 :])))
+        if form_of(told) or (form and meant):
             return place, form or form_of(told)
     return 0, None
 
 
-def _before_settings(texts: list[str]) -> int | None:
-    """Return the place of the word before the first option that TRL knows, in a command that starts a program."""
-    starts = (
-        n for n, text in enumerate(texts) if re.fullmatch(r"python[\d.]*", name := Path(text).name) or name in _COUNTS
-    )
-    start = next(starts, None)
-    if start is None or Path(texts[start]).name == "trl":
-        return None
-    names = (text.removeprefix("--").partition("=")[0].replace("-", "_") for text in texts)
-    known = (n for n, name in enumerate(names) if texts[n].startswith("--") and entry_of(TRL, name) is not None)
-    place = next((n - 1 for n in known), start)
-    return place if place > start else None
+def _is_known(option: str) -> bool:
+    """Is this an option that TRL knows?"""
+    name = option.removeprefix("--").partition("=")[0].replace("-", "_")
+    return option.startswith("--") and entry_of(TRL, name) is not None
+
+
+def _unnamed(texts: list[str]) -> int | None:
+    """Return the place of a module, `-m NAME`, or an unread `$NAME` that python or a launcher starts. None if that word
+    may be something else: options behind it would be read, and launchers have some of the same names."""
+    start = next((place for place, text in enumerate(texts) if _starts(text)), len(texts))
+    for place in range(start + 1, len(texts)):
+        before, text = texts[place - 1], texts[place]
+        variable = re.fullmatch(r"\$(\w+|\{\w+\})", text)
+        if text.startswith("-") or _starts(text) or (Path(before).name, text) == ("accelerate", "launch"):
+            continue
+        if before not in _MODULE:
+            if re.fullmatch(r"--[^=]+", before):  # its value, or it has none
+                if variable and not re.fullmatch(_WITH_VALUE, before):
+                    return None
+                continue
+            if not variable or any(other.endswith(".py") for other in texts):
+                return None
+        following = texts[place + 1] if place + 1 < len(texts) else "-"
+        is_last = re.match(r"-|\$[@*]|\$\{([@*]|\w+\[)", following)  # no argument may be the program
+        return place if is_last and text.partition(".")[0] not in ("torch", "accelerate", "deepspeed") else None
+    return None
+
+
+def _starts(text: str) -> bool:
+    name = Path(text).name
+    return re.fullmatch(r"python[\d.]*", name) is not None or (name in _COUNTS and name != "trl")
 
 
 _MODULE = ("-m", "--module")
+_WITH_VALUE = r"--(.*config.file|n(um|proc|nodes).*|.*[-_](rank|port|ip|addr|endpoint|backend|id|precision))"
+"""Options of launchers that have a value."""
 _RANKS = {"nproc_per_node": 1, "nnodes": 1}
 _COUNTS: Mapping[str, Mapping[str, int | None]] = {
     "trl": {"num_processes": None}, "accelerate": {"num_processes": None},

@@ -61,9 +61,9 @@ def commands(text: str, *, written: bool = False) -> Iterator[list[Word]]:
 
     A variable keeps its name, `$LR`, if it is assigned in a branch, loop or function, or before a command that may set
     any variable, such as `source`. The commands of a heredoc count if a shell gets it; if `written`, those of others,
-    such as `cat > job.sh <<EOF`, count too. Their values are those of the script around it, as bash expands them.
+    such as `cat > job.sh <<EOF`, come last. Their values are those of the script around it, as bash expands them.
     """
-    shell = _Shell()
+    shell, kept = _Shell(), list[list[Word]]()
     bodies, blank = [found for found in _HEREDOC.finditer(text) if _is_one(found)], text
     for found in bodies:
         start, end = found.start(3), found.end()
@@ -75,7 +75,12 @@ def commands(text: str, *, written: bool = False) -> Iterator[list[Word]]:
             yield words
         while bodies and raw and raw[-1].line > blank.count("\n", 0, bodies[0].start()):
             body = bodies.pop(0)
-            yield from _in_heredoc(body, shell) if written or _is_run(body) else ()
+            inside = [*_in_heredoc(body, shell)]
+            if _is_run(body):
+                yield from inside
+            elif written:
+                kept += inside
+    yield from kept
 
 
 def _is_one(heredoc: re.Match[str]) -> bool:

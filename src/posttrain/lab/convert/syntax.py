@@ -44,6 +44,8 @@ class Script:
         self.fields = {id(statement) for node in self.classes.values() for statement in node.body}
         for node in nodes:
             self._bind(node)
+        stored = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        self.own = (stored - {*self.assigned}).union(_REACHES_OWN, *map(_names_bound, nodes))
         self.uncertain = {name for name, values in self.assigned.items() if len(values) > 1}
         self.conditional = {id(n) for node in nodes if _may_not_run(node) for n in ast.walk(node)}
         self.place = {id(n): id(f) for f in nodes if isinstance(f, _FUNCTIONS) for n in ast.walk(f)}  # innermost wins
@@ -74,6 +76,9 @@ class Script:
         elif isinstance(node, (ast.For, ast.AsyncFor)):
             self._assign(node.target, node.iter)
             self._assign(node.target, node.iter)  # several values
+        elif isinstance(node, ast.withitem) and node.optional_vars:
+            self._assign(node.optional_vars, node.context_expr)
+            self._assign(node.optional_vars, node.context_expr)  # what it gives may be another object
         elif isinstance(node, ast.ImportFrom) and node.module:
             self.imported |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
@@ -118,14 +123,23 @@ class Script:
             self.changed[name.id].append(Change(node, None, node, ast.unparse(node)))
 
     def _is_own(self, called: ast.expr) -> bool:
-        """Is this a function of the script, or a method of an object of one of its classes?"""
+        """May this be a function of the script, or a method of one of its classes?"""
+        called = self.resolved(called)
         if isinstance(called, ast.Name):
             return called.id in self.callable
-        if not isinstance(called, ast.Attribute) or called.attr not in self.callable:
-            return False
-        owner = self.resolved(called.value)
-        owner = owner.func if isinstance(owner, ast.Call) else owner
-        return isinstance(owner, ast.Name) and owner.id in {"self", "cls", *self.classes}
+        return isinstance(called, ast.Attribute) and called.attr in self.callable and self._may_be_own(called.value)
+
+    def _may_be_own(self, node: ast.expr) -> bool:
+        """Does an expression, or a value behind its names, have a name that may stand for an object of the script?"""
+        left, seen = [node], set[str]()
+        while left:
+            names = {n.id for n in ast.walk(left.pop()) if isinstance(n, ast.Name)} - seen
+            if names & self.own:
+                return True
+            seen |= names
+            for name in names:
+                left += [*self.assigned.get(name, ()), *(change.value for change in self.changed.get(name, ()))]
+        return False
 
     def _pass(self, given: ast.expr, call: ast.Call) -> None:
         """Record what a function that gets this argument may change: the object, or a part that is no plain value."""
@@ -301,6 +315,17 @@ class Script:
 
 
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+_REACHES_OWN = {"super", "globals", "locals", "vars", "eval", "__class__"}
+"""Names of Python that may give an object of the script."""
+
+
+def _names_bound(node: ast.AST) -> set[str]:
+    """Return the names that a definition, parameter, pattern or comprehension gives a value that is not read."""
+    if isinstance(node, ast.comprehension):
+        return {n.id for n in ast.walk(node.target) if isinstance(n, ast.Name)}
+    if isinstance(node, (ast.alias, ast.keyword)):
+        return set()
+    return {name for kind in ("arg", "name", "rest") if isinstance(name := getattr(node, kind, None), str)}
 
 
 def _owner(node: ast.expr) -> ast.expr:
