@@ -36,7 +36,7 @@ def test_the_results_are_those_of_the_file_as_it_is_now(claim):
     design = read_design(ROOT / "benchmarks" / "claims" / f"{claim.key}.yaml")
     now = json.loads(json.dumps(design.record()))
     assert design.base["data"]["train"].startswith("task:"), "generated tasks have held-out rows of their own"
-    assert RESULTS[claim.key]["design"] | {"hold_out": "prompts"} == now
+    assert RESULTS[claim.key]["design"] | {"settings": {"data.hold_out": "prompts"}} == now
 
 
 @measured

@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+import posttrain
+from posttrain.data import split
 from posttrain.errors import ConfigError
-from posttrain.lab.experiments.compare.api import _begin, _saved
-from posttrain.lab.experiments.compare.design import Budget, Design, read_design
+from posttrain.lab.experiments.compare import api
+from posttrain.lab.experiments.compare.design import Budget, Design, check_same_split, read_design
 
 BASE: dict[str, Any] = {
     "model": "tiny:sort",
@@ -99,7 +101,8 @@ def test_what_is_refused_before_anything_is_trained():
     assert "measures.x: take = middle" in refused({**TWO, "measures": {"x": {"metric": "entropy", "take": "middle"}}})
     assert "algorithms together with a file with arms" in refused(TWO, algorithms=["rloo"])
     assert "score = best" in refused({**TWO, "score": "best"})
-    assert "hold_out = all" in refused({**TWO, "hold_out": "all"})
+    assert "data.hold_out = all" in refused(TWO, overrides=["data.hold_out=all"])
+    assert "hold_out" not in refused({**TWO, "hold_out": "rows"}).replace("hold_out is not a setting", "")
     assert "confidence = 2" in refused({**TWO, "confidence": 2})
 
 
@@ -178,16 +181,29 @@ WORDED: list[tuple[dict[str, Any], bool]] = [
 def test_arms_may_word_prompts_otherwise_if_they_hold_out_the_same_rows(tmp_path, change, same, each):
     design = {"base": {**BASE, "data": rows_file(tmp_path, each)}, "arms": {"one": {}, "two": change}}
     if same or each == 1:
-        read_design(design)
-        read_design({**design, "settings": {"data.hold_out": "rows"}})
+        check(design)
+        check({**design, "settings": {"data.hold_out": "rows"}})
         return
-    said = refused(design)
-    assert "arms one and two hold out different rows with seed 0: data.hold_out = prompts, and data." in said
-    read_design({**design, "arms": {"one": {"data.hold_out": "rows"}, "two": {**change, "data.hold_out": "rows"}}})
+    with pytest.raises(ConfigError) as refusal:
+        posttrain.compare(design, out=tmp_path / "out")
+    said = "arms one and two hold out different rows with seed 0: data.hold_out = prompts, and data."
+    assert said in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+    check({**design, "arms": {"one": {"data.hold_out": "rows"}, "two": {**change, "data.hold_out": "rows"}}})
+
+
+def check(source: dict[str, Any]) -> None:
+    design = read_design(source)
+    check_same_split(design, design.seeds)
 
 
 def begun(folder: Path, **changes: Any) -> Design:
-    return _begin(folder, read_design({**TWO, **changes}))
+    """The design that `compare` would carry out, and then saves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "carry_out", lambda design, folder, **options: None)
+        patch.setattr(api, "conclude", lambda folder: None)
+        posttrain.compare({**TWO, **changes}, out=folder)
+    return read_design(folder / "compare.yaml")
 
 
 def test_seeds_and_arms_may_be_added_but_not_changed(tmp_path: Path):
@@ -200,20 +216,52 @@ def test_seeds_and_arms_may_be_added_but_not_changed(tmp_path: Path):
         begun(tmp_path, seeds=5, arms={"grpo": {}, "careful": {"train.learning_rate": 1e-3}})
 
 
+def forget_hold_out(folder: Path) -> None:
+    """Make the design one that an earlier version saved."""
+    saved = json.loads((folder / "compare.yaml").read_text())
+    del saved["settings"]["data.hold_out"]
+    (folder / "compare.yaml").write_text(json.dumps(saved))
+
+
 @pytest.mark.parametrize("then", ["prompts", "rows"])
 def test_new_arms_and_seeds_hold_out_rows_as_the_comparison_began(tmp_path, then):
     """An earlier version did not save `hold_out`, and held out single rows."""
     given = {"base": {**BASE, "data": FILE}}
+    explicit = {"base": {**BASE, "data": {**FILE, "hold_out": then}}}  # as in the saved config of a run
     begun(tmp_path, **given)
-    saved = json.loads((tmp_path / "compare.yaml").read_text())
-    assert saved["hold_out"] == "prompts"
     if then == "rows":
-        del saved["hold_out"]
-        (tmp_path / "compare.yaml").write_text(json.dumps(saved))
+        forget_hold_out(tmp_path)
     arms = {**TWO["arms"], "third": {"algorithm": "rloo"}, "own": {"data.hold_out": "rows"}}
-    for design in (begun(tmp_path, **given, seeds=5, arms=arms), read_design(_saved(tmp_path))):
+    for way in (given, explicit, {**given, "settings": {"data.hold_out": then}}, given):
+        design = begun(tmp_path, **way, seeds=5, arms=arms)
         found = {arm: design.resolved(arm, 4).config.data.hold_out for arm in arms}
         assert found == {"grpo": then, "careful": then, "third": then, "own": "rows"}
+        assert read_design(design.record()) == design
+    other = {"data.hold_out": "rows" if then == "prompts" else "prompts"}
+    with pytest.raises(ConfigError, match=r"other settings: data\.hold_out;"):
+        begun(tmp_path, **given, seeds=5, arms=arms, settings=other)
+
+
+def test_the_command_of_an_earlier_version_continues_arms_with_other_prompts(tmp_path):
+    given = {"base": {**BASE, "data": rows_file(tmp_path, 5)}, "arms": {"one": {}, "two": {"data.prompt": "tag"}}}
+    begun(tmp_path / "out", **given, settings={"data.hold_out": "rows"})
+    forget_hold_out(tmp_path / "out")
+    assert begun(tmp_path / "out", **given).hold_out == "rows"
+
+
+def test_the_data_is_read_once_per_unit_for_the_seeds_that_are_left(tmp_path, monkeypatch):
+    reads: list[int] = []
+    monkeypatch.setattr(
+        split, "read_split", lambda data, seed, of=split.read_split: reads.append(seed) or of(data, seed)
+    )
+    ways = {"a": {}, "b": {"data.prompt": "{question}!"}, "c": {}, "d": {"data.prompt": "{question}?"}}
+    given = {"base": {**BASE, "data": rows_file(tmp_path, 5)}, "arms": ways, "seeds": 2}
+    read_design(begun(tmp_path / "out", **given).record())
+    assert sorted(reads) == [0] * 3 + [1] * 3
+    reads.clear()
+    monkeypatch.setattr(api, "is_settled", lambda folder: folder.name.endswith("seed0"))
+    begun(tmp_path / "out", **given)
+    assert reads == [1] * 3
 
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):

@@ -7,13 +7,15 @@ import json
 import random
 import statistics
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.experiments.children import ChildResult
-from posttrain.lab.experiments.sweep.api import alone_in, announcement, settings_for, sweep
+from posttrain.lab.experiments.sweep.api import alone_in, announcement, best_config_text, settings_for, sweep
 from posttrain.lab.experiments.sweep.knobs import parse_knob
 from posttrain.lab.experiments.sweep.settings import read_settings, with_values
 from posttrain.lab.experiments.sweep.study import BEFORE_PRUNING, TrialRecord, open_study, records
@@ -227,10 +229,18 @@ def test_new_trials_hold_out_rows_as_the_sweep_began(tmp_path, own, earlier):
         saved = json.loads((tmp_path / "sweep.json").read_text())
         del saved["hold_out"]
         (tmp_path / "sweep.json").write_text(json.dumps(saved))
-    for _ in range(2):
-        again, _ = settings_for(tmp_path, (), (), None, trials=9, pruner=None, seeds=None)
-        assert load_config(again.base).config.data.hold_out == (own or ("rows" if earlier else "prompts"))
+    then = own or ("rows" if earlier else "prompts")
+    explicit = {**BASE, "data": {**BASE["data"], "hold_out": then}}  # as in the saved config of a run
+    by_folder, by_command, by_explicit = (tmp_path, (), None), (base, knobs, tmp_path), (explicit, knobs, tmp_path)
+    for source, turned, folder in (by_command, by_folder, by_command, by_explicit, by_folder, by_command):
+        again, _ = settings_for(source, turned, (), folder, trials=9, pruner=None, seeds=None)
         again.keep(tmp_path)
+        best = TrialRecord(number=0, values={}, outcome="finished", score=1.0)
+        said = best_config_text(SimpleNamespace(settings=again, folder=tmp_path, sentences=list), best)
+        assert [load_config(one).config.data.hold_out for one in (again.base, yaml.safe_load(said))] == [then] * 2
+    other = {**BASE, "data": {**BASE["data"], "hold_out": "rows" if then == "prompts" else "prompts"}}
+    with pytest.raises(ConfigError, match="holds a sweep with other base"):
+        settings_for(other, knobs, (), tmp_path, trials=9, pruner=None, seeds=None)[0].keep(tmp_path)
 
 
 def test_a_sweep_goes_on_only_with_what_it_began_with(tmp_path):

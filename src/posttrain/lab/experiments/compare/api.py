@@ -12,16 +12,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from posttrain.config.text import read_mapping
 from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.compare.analysis import Analysis, analyse
-from posttrain.lab.experiments.compare.design import Design, held_out_rows, read_design
-from posttrain.lab.experiments.compare.outcomes import read_outcome, with_common_names
+from posttrain.lab.experiments.compare.design import HOLD_OUT, Design, check_same_split, held_out_rows, read_design
+from posttrain.lab.experiments.compare.outcomes import is_settled, read_outcome, with_common_names
 from posttrain.lab.experiments.compare.verdict import render, verdict
 from posttrain.lab.experiments.compare.work import carry_out, conditions_of, places_of, read_attempts
 from posttrain.report.heldout import measure_of
@@ -87,8 +86,17 @@ def compare(
     if workers < 1:
         raise ConfigError(given=f"workers = {workers}", allowed="at least 1", fix="Write workers=1.")
     folder, given = _place(source, out)
-    design = read_design(given, algorithms=algorithms, seeds=seeds, budget=budget, target=target, overrides=overrides)
-    design = _begin(folder, design)
+    begun = _saved(folder)
+    design = read_design(
+        given,
+        algorithms=algorithms,
+        seeds=seeds,
+        budget=budget,
+        target=target,
+        overrides=overrides,
+        hold_out="prompts" if begun is None else begun.hold_out,
+    )
+    _begin(folder, design, begun)
     from posttrain.store.run_store import RunLock
 
     lock = RunLock(folder)
@@ -107,7 +115,7 @@ def conclude(folder: str | Path) -> Comparison:
     from posttrain.lab.experiments.compare.page import write_page
 
     folder = Path(folder)
-    design = read_design(_saved(folder))
+    design = _read(folder)
     comparison = Comparison(folder=folder, analysis=_analysis(design, folder))
     content = comparison.to_json()
     write_atomically(folder / RESULT, json.dumps(content, indent=1, allow_nan=False) + "\n")
@@ -152,28 +160,31 @@ def _place(
 ) -> tuple[Path, str | Path | Mapping[str, Any]]:
     """Return the folder of the comparison, and the source of its design."""
     if not isinstance(source, Mapping) and (Path(source) / DESIGN).is_file():
-        return Path(source), _saved(Path(source))
+        return Path(source), Path(source) / DESIGN
     stem = "comparison" if isinstance(source, Mapping) else Path(source).stem
     return Path(out) if out is not None else Path("comparisons") / stem, source
 
 
-def _saved(folder: Path) -> dict[str, Any]:
-    """Return the saved design. Its runs hold out single rows if an earlier version, which did not say so, began it."""
-    return {"hold_out": "rows", **read_mapping(folder / DESIGN)}
+def _read(folder: Path) -> Design:
+    """Read the saved design. Its runs hold out single rows if an earlier version, which did not say so, began it."""
+    return read_design(folder / DESIGN, hold_out="rows")
 
 
-def _begin(folder: Path, design: Design) -> Design:
-    """Save the design and return it, with the way of holding out rows with which the comparison in the folder began. If
-    that one has other settings, raise ConfigError."""
-    file = folder / DESIGN
-    if not file.exists():
+def _saved(folder: Path) -> Design | None:
+    """Return the design of the comparison in the folder. None if there is none."""
+    return _read(folder) if (folder / DESIGN).exists() else None
+
+
+def _begin(folder: Path, design: Design, before: Design | None) -> None:
+    """Save the design. Raise ConfigError if the comparison in the folder, `before`, has other settings, or if arms hold
+    out other rows with a seed that is to be trained."""
+    if before is None:
         _refuse_other_content(folder)
     else:
-        before = read_design(_saved(folder))
-        design = replace(design, hold_out=before.hold_out)
         odd = [
             name for name in ("base", "settings", "budget", "score") if getattr(before, name) != getattr(design, name)
         ]
+        odd += [HOLD_OUT] if before.hold_out != design.hold_out else []
         odd += [f"arms.{arm}" for arm, changes in before.arms.items() if design.arms.get(arm) != changes]
         odd += ["seeds"] if not set(before.seeds) <= set(design.seeds) else []
         if odd:
@@ -183,8 +194,8 @@ def _begin(folder: Path, design: Design) -> Design:
                 "confidence",
                 fix=f"Choose another folder with --out, or continue with `posttrain compare {shown(folder)}`.",
             )
-    write_atomically(file, json.dumps(design.record(), indent=1) + "\n")  # JSON is YAML
-    return design
+    check_same_split(design, dict.fromkeys(seed for _, seed, run in places_of(design, folder) if not is_settled(run)))
+    write_atomically(folder / DESIGN, json.dumps(design.record(), indent=1) + "\n")  # JSON is YAML
 
 
 def _refuse_other_content(folder: Path) -> None:

@@ -19,7 +19,7 @@ import copy
 import difflib
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -31,7 +31,8 @@ from posttrain.lab.experiments.compare.measures import Measure, measure_of
 
 Unit = Literal["steps", "tokens", "seconds"]
 Settings = Mapping[str, Any]
-KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence", "hold_out")
+KEYS = ("title", "base", "settings", "arms", "seeds", "budget", "target", "score", "measures", "confidence")
+HOLD_OUT = "data.hold_out"
 MOST_STEPS = 100_000
 """Upper limit on the steps of a run with a budget in seconds."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
@@ -79,8 +80,8 @@ class Design:
     """The score that compares the arms: the held-out score of the rewards, or the score of the independent check."""
     measures: Mapping[str, Measure] = field(default_factory=dict)
     confidence: float = 0.95
-    hold_out: Literal["prompts", "rows"] = "prompts"
-    """`data.hold_out` of runs that do not set it: rows in a comparison that an earlier version began."""
+    hold_out: str = "prompts"
+    """`data.hold_out` of arms that do not set it."""
 
     def resolved(self, arm: str, seed: int) -> Resolved:
         """Return the settings of one run, except its folder. A ConfigError names the arm."""
@@ -96,7 +97,7 @@ class Design:
     def _own(self, resolved: Resolved) -> dict[str, Any]:
         """Return what the comparison sets in place of defaults. It keeps only the newest checkpoint, because many runs
         fill a disk."""
-        own = {"checkpoint.keep": 1, "data.hold_out": self.hold_out}
+        own = {"checkpoint.keep": 1, HOLD_OUT: self.hold_out}
         return {key: value for key, value in own.items() if resolved.origins.get(key) == "default"}
 
     def record(self) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class Design:
         return {
             "title": self.title,
             "base": dict(self.base),
-            "settings": dict(self.settings),
+            "settings": {HOLD_OUT: self.hold_out, **self.settings},
             "arms": {name: dict(changes) for name, changes in self.arms.items()},
             "seeds": list(self.seeds),
             "budget": {self.budget.unit: self.budget.amount},
@@ -112,7 +113,6 @@ class Design:
             "score": self.score,
             "measures": {name: measure.record() for name, measure in self.measures.items()},
             "confidence": self.confidence,
-            "hold_out": self.hold_out,
         }
 
 
@@ -132,11 +132,12 @@ def read_design(
     budget: Any = None,
     target: float | None = None,
     overrides: Settings | Sequence[str] = (),
+    hold_out: str = "prompts",
 ) -> Design:
     """Read a comparison file, or a config and algorithms (a list or a comma-separated string). Arguments override the
     file.
 
-    `overrides` are settings for all arms. Raises ConfigError.
+    `overrides` are settings for all arms. `hold_out` is the default of `data.hold_out`. Raises ConfigError.
     """
     algorithms = _names(algorithms) if isinstance(algorithms, str) else algorithms
     given = copy.deepcopy(dict(source)) if isinstance(source, Mapping) else read_mapping(source)
@@ -150,6 +151,7 @@ def read_design(
     _known_keys(given)
     base = given["base"] if isinstance(given.get("base"), Mapping) else read_mapping(folder / str(given.get("base")))
     settings = {**(given.get("settings") or {}), **_read_settings(overrides)}
+    hold_out = _take_hold_out(base, settings, hold_out)
     arms = _arms(given["arms"])
     design = Design(
         title=str(given.get("title") or ""),
@@ -164,7 +166,7 @@ def read_design(
         score=_score(given.get("score", "auto")),
         measures={str(name): measure_of(name, how) for name, how in (given.get("measures") or {}).items()},
         confidence=_confidence(given.get("confidence", 0.95)),
-        hold_out=_hold_out(given.get("hold_out", "prompts")),
+        hold_out=hold_out,
     )
     _check(design)
     return design
@@ -207,6 +209,14 @@ def _known_keys(given: Settings) -> None:
 
 def _read_settings(overrides: Settings | Sequence[str]) -> dict[str, Any]:
     return dict(overrides) if isinstance(overrides, Mapping) else dict(read_override(text) for text in overrides)
+
+
+def _take_hold_out(base: Settings, settings: dict[str, Any], default: str) -> str:
+    """Take `data.hold_out` out of the base and the settings: designs with the same value are the same, wherever it
+    stands."""
+    data = base.get("data")
+    in_base = data.pop("hold_out", default) if isinstance(data, dict) else default
+    return settings.pop(HOLD_OUT, in_base)
 
 
 def _arms(given: Any) -> dict[str, Settings]:
@@ -269,12 +279,6 @@ def _score(given: Any) -> Literal["auto", "check"]:
     return given
 
 
-def _hold_out(given: Any) -> Literal["prompts", "rows"]:
-    if given not in ("prompts", "rows"):
-        raise ConfigError(given=f"hold_out = {given}", allowed="prompts or rows", fix="Set data.hold_out in the base.")
-    return given
-
-
 def _confidence(given: Any) -> float:
     value = _number(given)
     if value is None or not 0 < value < 1:
@@ -329,20 +333,22 @@ def _check_same_rows(data: Mapping[str, DataConfig]) -> None:
         )
 
 
-def _check_same_split(configs: Mapping[str, Mapping[int, DataConfig]]) -> None:
+def check_same_split(design: Design, seeds: Iterable[int]) -> None:
     """Refuse arms that find other prompts in the same rows, and so hold out other rows with one of the seeds. Data that
     cannot be read is left to the runs."""
-    first, *others = configs
-    for arm in others:
-        for seed, data in configs[arm].items():
-            usual = configs[first][seed]
-            if _unit(data) == _unit(usual):
-                continue
-            rows, expected = _rows_held_out(data, seed), _rows_held_out(usual, seed)
+    data = {arm: design.resolved(arm, design.seeds[0]).config.data for arm in design.arms}
+    arms: dict[str, str] = {}
+    for arm, one in data.items():
+        arms.setdefault(repr(_unit(one)), arm)
+    first, *others = arms.values()
+    for seed in seeds if others else ():
+        expected = _rows_held_out(data[first], seed)
+        for arm in others:
+            rows = _rows_held_out(data[arm], seed)
             if rows is not None and expected is not None and rows != expected:
                 raise ConfigError(
-                    given=f"arms {first} and {arm} hold out different rows with seed {seed}: {_shown_unit(usual)}, and "
-                    f"{_shown_unit(data)}",
+                    given=f"arms {first} and {arm} hold out different rows with seed {seed}: "
+                    f"{_shown_unit(data[first])}, and {_shown_unit(data[arm])}",
                     allowed="the same held-out rows for all arms",
                     fix="Set data.eval, or data.hold_out = rows, in the base, and leave it out of the arms.",
                 )
@@ -381,9 +387,6 @@ def _check(design: Design) -> None:
     """Check that every arm is valid and that all are scored in the same way. Raises ConfigError before any training."""
     configs = {arm: design.resolved(arm, design.seeds[0]).config for arm in design.arms}
     _check_same_rows({arm: config.data for arm, config in configs.items()})
-    _check_same_split(
-        {arm: {seed: design.resolved(arm, seed).config.data for seed in design.seeds} for arm in design.arms}
-    )
     judged = {
         arm: (config.evaluation, config.check if design.score == "check" else config.rewards)
         for arm, config in configs.items()

@@ -78,7 +78,7 @@ def sweep(
 
 def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -> SweepResult:
     config, base = settings.config, settings.base
-    notes = tuple(filter(None, (for_trials(config, settings.given)[1],)))
+    notes = tuple(filter(None, (for_trials(config, settings.whole)[1],)))
     if (folder / "study.db").exists():
         let_orphans_end()
     study = open_study(folder / "study.db", pruner=settings.pruner, seed=config.seed, steps=config.train.steps)
@@ -147,7 +147,7 @@ def write(result: SweepResult) -> None:
 
 def best_config_text(result: SweepResult, best: TrialRecord) -> str:
     """Return a config to train with. A comment on each tuned setting gives its range and its default."""
-    tree = with_values(result.settings.given, best.values)
+    tree = with_values(result.settings.whole, best.values)
     tree.pop("output", None)
     default = result.settings.default
     said = {
@@ -194,8 +194,11 @@ def settings_for(
     given = _given(source, overrides)
     turned = [*_knobs(told.get("knobs", {})), *_knobs(knobs)]
     in_file = {key: told[key] for key in ("trials", "pruner", "seeds") if key in told}
-    settings = SweepSettings(given=given, knobs=check_knobs(turned, given), **{**in_file, **said})
-    return settings, Path(folder) if folder is not None else Path("sweeps") / name
+    place = Path(folder) if folder is not None else Path("sweeps") / name
+    begun = read_settings(place) if place.is_dir() else None
+    if begun is not None:
+        said["hold_out"] = begun.hold_out
+    return SweepSettings(given=given, knobs=check_knobs(turned, given), **{**in_file, **said}), place
 
 
 def _given(source: Any, overrides: Sequence[str] | Mapping[str, Any]) -> dict[str, Any]:

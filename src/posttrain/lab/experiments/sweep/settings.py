@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from posttrain.config import Resolved, RunConfig, load_config
 from posttrain.config.text import leaves
@@ -104,6 +104,8 @@ class SweepSettings:
     pruner: Pruner = "median"
     seeds: int = 5
     """Number of fresh seeds on which the best configuration and the default run again."""
+    hold_out: Literal["prompts", "rows"] = "prompts"
+    """`data.hold_out` if the config does not set it: rows in a sweep that an earlier version began."""
 
     def __post_init__(self) -> None:
         for name, least in (("trials", 1), ("seeds", 0)):
@@ -113,8 +115,13 @@ class SweepSettings:
             raise ConfigError(given=f"pruner = {self.pruner}", allowed=", ".join(PRUNERS))
 
     @property
+    def whole(self) -> dict[str, Any]:
+        """The settings of the config, and how the sweep holds out rows."""
+        return {**self.given, "data": {"hold_out": self.hold_out, **self.given["data"]}}
+
+    @property
     def config(self) -> RunConfig:
-        return load_config(self.given).config
+        return load_config(self.whole).config
 
     @property
     def default(self) -> dict[str, Any]:
@@ -124,7 +131,7 @@ class SweepSettings:
     @property
     def base(self) -> dict[str, Any]:
         """The settings of each trial, before the knobs are set."""
-        return for_trials(self.config, self.given)[0]
+        return for_trials(self.config, self.whole)[0]
 
     @property
     def default_is_reachable(self) -> bool:
@@ -133,13 +140,13 @@ class SweepSettings:
     def to_json(self) -> dict[str, Any]:
         knobs = {knob.key: knob.text for knob in self.knobs}
         settings = {"trials": self.trials, "pruner": self.pruner, "seeds": self.seeds}
-        return {"knobs": knobs, **settings, "base": dict(self.given), "hold_out": self.config.data.hold_out}
+        return {"knobs": knobs, **settings, "base": dict(self.given), "hold_out": self.whole["data"]["hold_out"]}
 
     def keep(self, folder: Path) -> None:
         """Save the settings. If the folder holds another sweep, raise ConfigError; trials and seeds may differ."""
         before = read_settings(folder)
         if before is not None:
-            mine, its = (json.loads(json.dumps(s.to_json())) for s in (self, before))
+            mine, its = (json.loads(json.dumps({**s.to_json(), "base": s.whole})) for s in (self, before))
             differs = [name for name in mine if name not in ("trials", "seeds", "hold_out") and mine[name] != its[name]]
             if differs:
                 raise ConfigError(
@@ -158,9 +165,12 @@ def read_settings(folder: Path) -> SweepSettings | None:
         found = json.loads((folder / FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    if "hold_out" not in found:
-        found["base"].setdefault("data", {}).setdefault("hold_out", "rows")
     knobs = check_knobs([knob_of(key, text) for key, text in found["knobs"].items()], found["base"])
     return SweepSettings(
-        given=found["base"], knobs=knobs, trials=found["trials"], pruner=found["pruner"], seeds=found["seeds"]
+        given=found["base"],
+        knobs=knobs,
+        trials=found["trials"],
+        pruner=found["pruner"],
+        seeds=found["seeds"],
+        hold_out=found.get("hold_out", "rows"),
     )
