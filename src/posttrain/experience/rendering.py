@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
+from posttrain.data.same_prompts import known_keys
 from posttrain.data.split import Split, first_rows
 from posttrain.data.stream import StreamedRecords
 from posttrain.models.load import LoadedModel
@@ -17,7 +18,7 @@ from posttrain.rewards.missing import HELD_OUT
 from posttrain.types import Pair, Prompt
 
 if TYPE_CHECKING:
-    from posttrain.config import RunConfig
+    from posttrain.config import DataConfig, RunConfig
 
 
 REPEATED = 1.25
@@ -123,13 +124,14 @@ def render_both(
     return sets[0], sets[1] if len(sets) > 1 else None
 
 
-def data_notes(train: Any, heldout: Any) -> list[str]:
+def data_notes(train: Any, heldout: Any, config: RunConfig) -> list[str]:
     """Return notes about both sets for the user: dropped rows, and held-out rows or prompts that are also trained."""
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
     if heldout is None:
         return notes
-    notes += repeated_notes([_prompt(row) for row in getattr(heldout, "pairs", None) or heldout.usable])
+    prompt_of = _prompts(heldout, config.data)
+    notes += repeated_notes([prompt_of(row) for row in getattr(heldout, "pairs", None) or heldout.usable])
     rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
     if any(pairs is None for pairs in rows):  # else a row is a pair, even if its two answers are trained separately
         rows = [train.usable, heldout.usable]
@@ -137,7 +139,8 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
     if isinstance(trained, StreamedRecords):
         shared, prompts = trained.shared_with(heldout.source), trained.prompts_shared_with(heldout.source)
     else:
-        shared, prompts = _overlap(_answers, *rows), _overlap(_prompt, *rows)
+        shared = _overlap(map(_answers, rows[0]), map(_answers, rows[1]))
+        prompts = _overlap(map(_prompts(train, config.data), rows[0]), map(prompt_of, rows[1]))
     if shared:
         notes.append(
             f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: measurements on "
@@ -152,7 +155,7 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
 
 
 def repeated_notes(prompts: Sequence[Hashable]) -> list[str]:
-    """Return a warning if many held-out rows repeat a prompt. Rows without a prompt repeat nothing."""
+    """Return a warning if many held-out rows repeat a prompt. A text without a prompt counts as one."""
     known = [prompt for prompt in prompts if prompt]
     distinct = len(set(known)) + len(prompts) - len(known)
     if len(prompts) <= REPEATED * distinct:
@@ -163,18 +166,16 @@ def repeated_notes(prompts: Sequence[Hashable]) -> list[str]:
     ]
 
 
-def _overlap(part: Callable[[Any], Hashable], train: Sequence[Any], heldout: Sequence[Any]) -> int:
-    """Return how many held-out rows share this part with a training row. Rows without it share nothing."""
-    held_out = Counter(map(part, heldout))
-    return sum(held_out[one] for one in set(map(part, train)) & held_out.keys() if one)
+def _overlap(train: Iterable[Hashable], heldout: Iterable[Hashable]) -> int:
+    """Return how many held-out rows have a value that a training row has, too. Empty values are shared with none."""
+    held_out = Counter(heldout)
+    return sum(held_out[one] for one in set(train) & held_out.keys() if one)
 
 
-def _prompt(row: Any) -> tuple[int, ...]:
-    """Return the tokens of a row before its first trained token; none if that is only a token for the beginning."""
-    side = row.chosen if isinstance(row, Pair) else getattr(row, "example", row)
-    mask = side.completion_mask
-    prompt = tuple(side.input_ids[: mask.index(True) if True in mask else 0])
-    return prompt if len(prompt) > 1 else ()
+def _prompts(part: Any, data: DataConfig) -> Callable[[Any], int]:
+    """Return a function that gives the prompt of a rendered row as the split of the data finds it; 0 for none."""
+    keys = known_keys(part.source, data)
+    return lambda row: keys[row.index]
 
 
 def _answers(row: Any) -> tuple[tuple[int, ...], ...]:
