@@ -397,8 +397,12 @@ class StreamedRecords(Sequence[T], Generic[T]):
             digest.update(bytes(part))
         return digest.hexdigest()
 
-    def shared_with(self, rows: Iterable[Row]) -> int:
-        """The number of `rows` whose exact text is also in these records."""
+    def shared_with(self, rows: Iterable[Row], *, whole: bool = False) -> int:
+        """The number of `rows` whose exact text is also in these records. `whole`: with the same values in all columns,
+        for which the records are read again."""
+        if whole:
+            seen = {key_of(repr(sorted(values.items()))) for values in self._read(self.rows)}
+            return sum(key_of(repr(sorted(values.items()))) in seen for values in self._read(rows))
         texts = [key_of(self._words(values)) for values in self._read(rows)]
         return int(np.isin(np.asarray(texts, dtype=np.uint64), self.texts_N).sum())
 

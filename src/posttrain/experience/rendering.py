@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns, words_of
 from posttrain.data.same_prompts import known_keys
 from posttrain.data.split import Split, first_rows
 from posttrain.data.stream import StreamedRecords
@@ -68,8 +68,10 @@ def prompt_sets(
     return train, heldout
 
 
-def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None) -> list[str]:
-    """Return notes about the data for the user, one sentence each; `system_prompt` is the config's."""
+def prompt_notes(train: PromptSet, heldout: PromptSet, config: RunConfig) -> list[str]:
+    """Return notes about the data for the user, one sentence each. An environment or agent reads the whole row, such as
+    a seed, so two prompts for it are the same only if all their columns are."""
+    system_prompt, whole = config.data.system_prompt, config.environment.function is not None or config.agent.is_given
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
     for what, part in parts:
@@ -78,12 +80,12 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
             notes.append(
                 f"{what}: {own} of {len(shown)} prompts have their own system turn, which replaces data.system_prompt"
             )
-    if shared := overlap(train, heldout):
+    if shared := overlap(train, heldout, whole=whole):
         notes.append(
             f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
             "show what the model learned to do"
         )
-    notes += repeated_notes([prompt.text for prompt in heldout.prompts])
+    notes += repeated_notes([words_of(prompt, whole=whole) for prompt in heldout.prompts])
     if not heldout.prompts:
         notes.append(
             "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"

@@ -187,7 +187,7 @@ def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptS
     judges = None if check is None else check.in_evaluations
     answers = inputs.answers(inputs.samplers.evaluation)
     measure = HeldOutAnswers(config, answers, heldout.prompts, rewards, judges)
-    notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt)]
+    notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config)]
     return train, heldout, measure, notes
 
 
