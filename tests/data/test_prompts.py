@@ -262,7 +262,7 @@ def test_prompts_of_an_environment_or_agent_are_the_same_only_with_the_same_colu
 def test_held_out_prompts_that_repeat_are_told(renderer, asked, told):
     train, heldout = (render(rows_of(*({"prompt": text} for text in texts)), renderer) for texts in ("xy", asked))
     notes = prompt_notes(train, heldout, run_config())
-    assert any(f"{len(asked)} held-out rows have only 2 different prompts" in note for note in notes) == told
+    assert any(f"{len(asked)} measured held-out rows have only 2 different prompts" in note for note in notes) == told
 
 
 def test_prompts_that_keep_their_own_system_turn_are_counted(chat_tokenizer):

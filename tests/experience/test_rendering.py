@@ -15,14 +15,14 @@ from posttrain.data.dropped import Rendered
 from posttrain.data.examples import render_examples
 from posttrain.data.labels import LabelledSet, Unpaired, render_labels
 from posttrain.data.pairs import render_pairs
-from posttrain.data.prompts import Renderer
+from posttrain.data.prompts import PromptSet, Renderer
 from posttrain.data.ratings import render_ratings
 from posttrain.data.read import Row
 from posttrain.data.split import first_rows, read_split
 from posttrain.data.steps import render_steps
 from posttrain.experience import rendering
 from posttrain.tasks.tiny import build_tokenizer
-from posttrain.types import Example, LabelledExample, Pair
+from posttrain.types import Example, LabelledExample, Pair, Prompt
 
 
 def run_config(**more: Any) -> RunConfig:
@@ -31,6 +31,10 @@ def run_config(**more: Any) -> RunConfig:
 
 def data_notes(train: Any, heldout: Any, **more: Any) -> list[str]:
     return rendering.data_notes(train, heldout, run_config(**more))
+
+
+def prompt_notes(train: PromptSet, heldout: PromptSet, **more: Any) -> list[str]:
+    return rendering.prompt_notes(train, heldout, run_config(**more))
 
 
 def example(text: str, index: int = 0) -> Example:
@@ -104,6 +108,10 @@ def asked_labels(*texts: str) -> LabelledSet:
     return LabelledSet(rows=rows, source=found.source)
 
 
+def asked_prompts(*texts: str) -> PromptSet:
+    return PromptSet(prompts=tuple(Prompt(index=n, ids=(1,), text=text[:2]) for n, text in enumerate(texts)))
+
+
 @pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels])
 def test_held_out_rows_with_a_trained_prompt_are_counted(made):
     train = made("1+xy", "2+xy", "2+zy")
@@ -128,9 +136,27 @@ def test_held_out_rows_with_a_trained_prompt_are_counted(made):
 )
 @pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels])
 def test_held_out_rows_that_repeat_prompts_are_told_with_the_number_of_different_ones(made, texts, distinct):
-    expected = [] if distinct is None else [f"the {len(texts)} held-out rows have only {distinct} different prompts: "]
+    expected = (
+        []
+        if distinct is None
+        else [f"the {len(texts)} measured held-out rows have only {distinct} different prompts: "]
+    )
     notes = data_notes(made("8+xy", "9+xy"), made(*texts))
     assert [note[: note.index(":") + 2] for note in notes] == expected
+
+
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        ([f"{n}+xy" for n in "12121212345678"], "the 8 measured held-out rows have only 2 different prompts"),
+        ([f"{n}+xy" for n in "12345678121212"], None),
+    ],
+)
+@pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels, asked_prompts])
+def test_only_rows_that_are_measured_count_as_repeated(made, texts, told):
+    notes_of = prompt_notes if made is asked_prompts else data_notes
+    notes = notes_of(made("9+xy"), made(*texts), evaluation={"prompts": 8})
+    assert [note.partition(":")[0] for note in notes] == ([] if told is None else [told])
 
 
 def test_pairs_that_are_trained_one_by_one_repeat_no_prompt():
@@ -177,5 +203,5 @@ def test_notes_count_prompts_as_the_split_holds_them_out(kind, streaming, tmp_pa
 
     assert notes(1, "prompts") == []
     (note,) = notes(4, "prompts")
-    assert note.startswith("the 32 held-out rows have only 8 different prompts")
+    assert note.startswith("the 32 measured held-out rows have only 8 different prompts")
     assert notes(4, "rows")[-1].startswith("32 of 32 held-out rows have a prompt that is also trained")

@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns, words_of
@@ -85,7 +86,8 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, config: RunConfig) -> lis
             f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
             "show what the model learned to do"
         )
-    notes += repeated_notes([words_of(prompt, whole=whole) for prompt in heldout.prompts])
+    measured = heldout.prompts[: config.evaluation.prompts]
+    notes += repeated_notes([words_of(prompt, whole=whole) for prompt in measured])
     if not heldout.prompts:
         notes.append(
             "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
@@ -133,7 +135,8 @@ def data_notes(train: Any, heldout: Any, config: RunConfig) -> list[str]:
     if heldout is None:
         return notes
     prompt_of = _prompts(heldout, config.data)
-    notes += repeated_notes([prompt_of(row) for row in getattr(heldout, "pairs", None) or heldout.usable])
+    measured = islice(getattr(heldout, "pairs", None) or heldout.usable, config.evaluation.prompts)
+    notes += repeated_notes(list(map(prompt_of, measured)))
     rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
     if any(pairs is None for pairs in rows):  # else a row is a pair, even if its two answers are trained separately
         rows = [train.usable, heldout.usable]
@@ -157,14 +160,14 @@ def data_notes(train: Any, heldout: Any, config: RunConfig) -> list[str]:
 
 
 def repeated_notes(prompts: Sequence[Hashable]) -> list[str]:
-    """Return a warning if many held-out rows repeat a prompt. A text without a prompt counts as one."""
+    """Return a warning if many measured rows, which have these prompts, repeat one. Empty prompts repeat nothing."""
     known = [prompt for prompt in prompts if prompt]
     distinct = len(set(known)) + len(prompts) - len(known)
     if len(prompts) <= REPEATED * distinct:
         return []
     return [
-        f"the {len(prompts)} held-out rows have only {distinct} different prompts: intervals treat the rows as "
-        "independent, and are too narrow; hold out more prompts"
+        f"the {len(prompts)} measured held-out rows have only {distinct} different prompts: intervals treat the rows "
+        "as independent, and are too narrow; hold out more prompts"
     ]
 
 
