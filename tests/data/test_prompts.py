@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
 import pytest
 from tests.data.samples import real_tokenizer, rows_of, shared_file
 
-from posttrain.config import DataConfig
+from posttrain.config import DataConfig, RunConfig, load_config
 from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
 from posttrain.data.read import read_rows
+from posttrain.data.split import open_rows
 from posttrain.errors import DataError
 from posttrain.experience.rendering import prompt_notes
 
@@ -224,20 +228,50 @@ def test_every_prompt_knows_the_columns_that_any_has(renderer):
     assert {prompt.columns_of_data for part in parts for prompt in part.prompts} == {("id", "tag", "more")}
 
 
+def run_config(system_prompt: str | None = None, **more: Any) -> RunConfig:
+    given = {"model": "m", "algorithm": "grpo", "rewards": ["exact_match"], "train": {"steps": 1}, **more}
+    return load_config({**given, "data": {"train": "d", "system_prompt": system_prompt}}).config
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize(
+    "player", [{"environment": "gymnasium:FrozenLake-v1"}, {"environment": "game.py:Game"}, {"agent": "a.py:answer"}]
+)
+def test_prompts_of_an_environment_or_agent_are_the_same_only_with_the_same_columns(
+    player, streaming, renderer, write, tmp_path, monkeypatch
+):
+    """It reads the row's seed, for example, and may write the prompt itself."""
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+
+    def notes(seeds: range, given: dict[str, Any]) -> str:
+        parts = []
+        for part in (range(8), seeds):
+            rows = [{"prompt": "Play.", "seed": seed} for seed in part]
+            path = str(write(f"{part}.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))
+            data = DataConfig(train=path, streaming=streaming and part == range(8))
+            parts.append(render(open_rows(data, path, "train", 0), renderer))
+        return "; ".join(prompt_notes(*parts, run_config(**given)))
+
+    assert notes(range(8, 16), player) == ""
+    assert notes(range(6, 14), player).startswith("2 of 8 held-out prompts are in the training data word for word")
+    assert "8 of 8 held-out prompts are in the training data word for word" in notes(range(8, 16), {})
+    assert "only 1 different prompts" in notes(range(8, 16), {})
+
+
 @pytest.mark.parametrize(("asked", "told"), [("aabb", True), ("aaaabbbb", True), ("abcdefga", False), ("abcd", False)])
 def test_held_out_prompts_that_repeat_are_told(renderer, asked, told):
     train, heldout = (render(rows_of(*({"prompt": text} for text in texts)), renderer) for texts in ("xy", asked))
-    notes = prompt_notes(train, heldout, None)
-    assert any(f"{len(asked)} held-out rows have only 2 different prompts" in note for note in notes) == told
+    notes = prompt_notes(train, heldout, run_config())
+    assert any(f"{len(asked)} measured held-out rows have only 2 different prompts" in note for note in notes) == told
 
 
 def test_prompts_that_keep_their_own_system_turn_are_counted(chat_tokenizer):
     renderer = Renderer(tokenizer=chat_tokenizer, chat=True, system_prompt="Be kind.")
     own = [{"role": "system", "content": "Be brief."}, *HELLO]
     found = render(rows_of({"prompt": own}, {"prompt": HELLO}), renderer)
-    notes = prompt_notes(found, found, "Be kind.")
+    notes = prompt_notes(found, found, run_config("Be kind."))
     assert any(note.startswith("training data: 1 of 2 prompts have their own system turn") for note in notes)
-    assert not any("system turn" in note for note in prompt_notes(found, found, None))
+    assert not any("system turn" in note for note in prompt_notes(found, found, run_config()))
 
 
 def test_gsm8k_loses_no_row_and_keeps_its_answers(renderer):

@@ -106,6 +106,7 @@ def repeated(kind: str, size: int, each: int) -> list[dict]:
         for n in range(size):
             prompt, text = f"say {n}", f"{answer}"
             turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": text}]
+            tried = [turns[0], *searched(text)]
             rows.append(
                 {
                     "prompts": {"question": prompt, "answer": text},
@@ -120,6 +121,10 @@ def repeated(kind: str, size: int, each: int) -> list[dict]:
                     "asked conversations": {"conversations": turns[:1], "answer": text},
                     "asked later": {"messages": [*HELLO, turns[0]], "answer": text},
                     "answered later": {"messages": [*HELLO, *turns]},
+                    "searched": {"messages": [*tried, turns[1]]},
+                    "searched later": {"messages": [*HELLO, *tried, turns[1]]},
+                    "searched before pairs": {"prompt": tried, "chosen": text, "rejected": "x"},
+                    "searched before the end": {"messages": tried, "answer": text},
                     "prompt beside text": {"prompt": prompt, "answer": text, "text": prompt + text},
                     "one text": {"prompt": prompt, "answer": text, "text": "always"},
                     "no response": {"question": prompt, "response": None, "answer": text},
@@ -129,19 +134,29 @@ def repeated(kind: str, size: int, each: int) -> list[dict]:
     return rows
 
 
+def searched(text: str) -> list[dict]:
+    """A call of a tool and its result, which differ between the answers to a question."""
+    call = {"type": "function", "function": {"name": "search", "arguments": {"query": text}}}
+    return [
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "name": "search", "content": f"hit {text}"},
+    ]
+
+
 HELLO = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
 KINDS = (
     *("prompts", "pairs", "labels", "ratings", "steps", "messages", "alpaca", "other names", "asked messages"),
     *("asked conversations", "asked later", "answered later", "prompt beside text", "one text", "no response"),
-    "some chosen",
+    *("some chosen", "searched", "searched later", "searched before pairs", "searched before the end"),
 )
 
 
 def prompt_in(values: dict) -> str:
     named = next((values[name] for name in ("question", "prompt", "input", "query") if name in values), None)
     turns = values.get("messages") or values.get("conversations") or ()
+    turns = turns if named is None or isinstance(named, str) else named
     said = [turn["content"] for turn in turns if turn["role"] == "user"]
-    return str(said[-1] if named is None else named)
+    return said[-1] if turns else str(named)
 
 
 @pytest.mark.parametrize("streaming", [False, True])

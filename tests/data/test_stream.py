@@ -467,3 +467,23 @@ def test_memory_stays_bounded_however_large_the_file(tmp_path, megabytes):
     assert streamed[0] == rows - round(rows / 10)
     assert streamed[2] < 20
     assert inside[2] > megabytes * 0.8
+
+
+def test_shared_prompts_of_streamed_conversations_are_those_that_are_held_out_together(write, renderer, monkeypatch):
+    """Conversations that only begin alike share none, and those with other calls of tools before the answer do."""
+    template = (
+        "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
+    )
+    monkeypatch.setattr(renderer.tokenizer, "chat_template", template)
+    hello = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ba"}]
+
+    def conversation(question: str, *more: dict[str, Any]) -> dict[str, Any]:
+        asked = [*hello, {"role": "user", "content": question}, *more]
+        return {"messages": [*asked, {"role": "assistant", "content": "c"}]}
+
+    path = str(write("talks.jsonl", jsonl(*(conversation(letter) for letter in "abcdefgh"))))
+    _, streamed = rendered("examples", opened(path), renderer)
+    assert isinstance(streamed, StreamedRecords)
+    tried = [{"role": "assistant", "content": "d"}, {"role": "tool", "name": "t", "content": "e"}]
+    others = [conversation("x"), conversation("a"), conversation("b", *tried)]
+    assert streamed.prompts_shared_with([Row(values=row, origin="other") for row in others]) == 2

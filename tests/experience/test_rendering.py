@@ -2,40 +2,73 @@
 
 from __future__ import annotations
 
+import string
+from functools import partial
+from typing import Any
+
 import pytest
+from tests.data.samples import jsonl
+from tests.data.test_split import repeated
 
+from posttrain.config import DataConfig, RunConfig, load_config
 from posttrain.data.dropped import Rendered
-from posttrain.data.labels import LabelledSet, Unpaired
-from posttrain.experience.rendering import data_notes
-from posttrain.types import Example, LabelledExample, Pair
+from posttrain.data.examples import render_examples
+from posttrain.data.labels import LabelledSet, Unpaired, render_labels
+from posttrain.data.pairs import render_pairs
+from posttrain.data.prompts import PromptSet, Renderer
+from posttrain.data.ratings import render_ratings
+from posttrain.data.read import Row
+from posttrain.data.split import first_rows, read_split
+from posttrain.data.steps import render_steps
+from posttrain.experience import rendering
+from posttrain.tasks.tiny import build_tokenizer
+from posttrain.types import Example, LabelledExample, Pair, Prompt
 
 
-def example(text: str) -> Example:
-    return Example(index=0, input_ids=tuple(text.encode()), completion_mask=(True,) * len(text))
+def run_config(**more: Any) -> RunConfig:
+    return load_config({"model": "m", "algorithm": "sft", "data": {"train": "d"}, "train": {"steps": 1}, **more}).config
+
+
+def data_notes(train: Any, heldout: Any, **more: Any) -> list[str]:
+    return rendering.data_notes(train, heldout, run_config(**more))
+
+
+def prompt_notes(train: PromptSet, heldout: PromptSet, **more: Any) -> list[str]:
+    return rendering.prompt_notes(train, heldout, run_config(**more))
+
+
+def example(text: str, index: int = 0) -> Example:
+    return Example(index=index, input_ids=tuple(text.encode()), completion_mask=(True,) * len(text))
+
+
+def source(*rows: dict[str, Any]) -> list[Row]:
+    return [Row(values=row, origin="rows") for row in rows]
 
 
 def pairs(*texts: str) -> Rendered:
-    made = [Pair(index=0, chosen=example(text[0]), rejected=example(text[1])) for text in texts]
-    return Rendered(rows=made)
+    made = [Pair(index=n, chosen=example(text[0]), rejected=example(text[1])) for n, text in enumerate(texts)]
+    return Rendered(rows=made, source=source(*({"chosen": text[0], "rejected": text[1]} for text in texts)))
 
 
 def examples(*texts: str) -> Rendered:
-    return Rendered(rows=[example(text) for text in texts], form="text")
+    rows = [example(text, n) for n, text in enumerate(texts)]
+    return Rendered(rows=rows, form="text", source=source(*({"text": text} for text in texts)))
 
 
 def labelled(*texts: str, label: bool = True) -> LabelledSet:
-    return LabelledSet(rows=[LabelledExample(index=0, example=example(text), label=label) for text in texts])
+    rows = [LabelledExample(index=n, example=example(text), label=label) for n, text in enumerate(texts)]
+    return LabelledSet(rows=rows, source=source(*({"completion": text, "label": label} for text in texts)))
 
 
 def unpaired(*texts: str) -> LabelledSet:
-    made = pairs(*texts).rows
-    return LabelledSet(rows=Unpaired(made), pairs=made)
+    made = pairs(*texts)
+    return LabelledSet(rows=Unpaired(made.rows), pairs=made.rows, source=made.source)
 
 
 @pytest.mark.parametrize(
     ("train", "heldout", "shared"),
     [
-        (examples("a", "b", "b"), examples("b", "c", "b"), "2 of 3"),
+        (examples("a", "b", "b"), examples("b", "c", "d", "e", "b"), "2 of 5"),
         (pairs("ab", "cd"), pairs("ab", "ad", "dc"), "1 of 3"),
         (labelled("a", "b"), labelled("b", "c", label=False), "1 of 2"),
         (unpaired("ab"), labelled("a", "b", "c"), "2 of 3"),
@@ -53,22 +86,30 @@ def test_of_other_rows_nothing_is_said():
     assert data_notes(examples("a"), None) == []
 
 
-def asked(prompt: str, answer: str) -> Example:
+def asked(prompt: str, answer: str, index: int) -> Example:
     ids = tuple((prompt + answer).encode())
-    return Example(index=0, input_ids=ids, completion_mask=(False,) * len(prompt) + (True,) * len(answer))
+    mask = (False,) * len(prompt) + (True,) * len(answer)
+    return Example(index=index, input_ids=ids, completion_mask=mask)
 
 
 def asked_pairs(*texts: str) -> Rendered:
-    return Rendered(rows=[Pair(index=0, chosen=asked(t[:2], t[2]), rejected=asked(t[:2], t[3])) for t in texts])
+    rows = [Pair(index=n, chosen=asked(t[:2], t[2], n), rejected=asked(t[:2], t[3], n)) for n, t in enumerate(texts)]
+    return Rendered(rows=rows, source=source(*({"prompt": t[:2], "chosen": t[2], "rejected": t[3]} for t in texts)))
 
 
 def asked_examples(*texts: str) -> Rendered:
-    return Rendered(rows=[asked(text[:2], text[2:]) for text in texts])
+    rows = [asked(text[:2], text[2:], n) for n, text in enumerate(texts)]
+    return Rendered(rows=rows, source=source(*({"prompt": text[:2], "completion": text[2:]} for text in texts)))
 
 
 def asked_labels(*texts: str) -> LabelledSet:
-    rows = [LabelledExample(index=0, example=asked(text[:2], text[2:]), label=True) for text in texts]
-    return LabelledSet(rows=rows)
+    found = asked_examples(*texts)
+    rows = [LabelledExample(index=row.index, example=row, label=True) for row in found.rows]
+    return LabelledSet(rows=rows, source=found.source)
+
+
+def asked_prompts(*texts: str) -> PromptSet:
+    return PromptSet(prompts=tuple(Prompt(index=n, ids=(1,), text=text[:2]) for n, text in enumerate(texts)))
 
 
 @pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels])
@@ -95,15 +136,72 @@ def test_held_out_rows_with_a_trained_prompt_are_counted(made):
 )
 @pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels])
 def test_held_out_rows_that_repeat_prompts_are_told_with_the_number_of_different_ones(made, texts, distinct):
-    expected = [] if distinct is None else [f"the {len(texts)} held-out rows have only {distinct} different prompts: "]
+    expected = (
+        []
+        if distinct is None
+        else [f"the {len(texts)} measured held-out rows have only {distinct} different prompts: "]
+    )
     notes = data_notes(made("8+xy", "9+xy"), made(*texts))
     assert [note[: note.index(":") + 2] for note in notes] == expected
 
 
+@pytest.mark.parametrize(
+    ("texts", "told"),
+    [
+        ([f"{n}+xy" for n in "12121212345678"], "the 8 measured held-out rows have only 2 different prompts"),
+        ([f"{n}+xy" for n in "12345678121212"], None),
+    ],
+)
+@pytest.mark.parametrize("made", [asked_pairs, asked_examples, asked_labels, asked_prompts])
+def test_only_rows_that_are_measured_count_as_repeated(made, texts, told):
+    notes_of = prompt_notes if made is asked_prompts else data_notes
+    notes = notes_of(made("9+xy"), made(*texts), evaluation={"prompts": 8})
+    assert [note.partition(":")[0] for note in notes] == ([] if told is None else [told])
+
+
 def test_pairs_that_are_trained_one_by_one_repeat_no_prompt():
-    rows = asked_pairs("1+xy", "2+xy").rows
-    assert data_notes(asked_examples("8+xy"), LabelledSet(rows=Unpaired(rows), pairs=rows)) == []
+    found = asked_pairs("1+xy", "2+xy")
+    heldout = LabelledSet(rows=Unpaired(found.rows), pairs=found.rows, source=found.source)
+    assert data_notes(asked_examples("8+xy"), heldout) == []
 
 
 def test_rows_without_a_prompt_repeat_none():
     assert data_notes(examples("ab"), examples("cd", "ef", "gh")) == []
+
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }} "
+    "{{ c.function.arguments | tojson }}]{% endfor %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}a:{% endif %}"
+)
+RENDERS = {
+    **dict.fromkeys(["messages", "answered later", "searched", "searched later", "alpaca"], render_examples),
+    **dict.fromkeys(["pairs", "searched before pairs", "other names"], render_pairs),
+    "labels": render_labels,
+    "ratings": render_ratings,
+    "steps": partial(render_steps, separator="|"),
+}
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", RENDERS)
+def test_notes_count_prompts_as_the_split_holds_them_out(kind, streaming, tmp_path, monkeypatch):
+    """So whole prompts that are held out are not also trained, and conversations that only begin alike differ."""
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    tokenizer = build_tokenizer(string.printable)
+    tokenizer.chat_template = TEMPLATE
+    ends = {} if kind == "steps" else {"eos_ids": {tokenizer.eos_token_id}}
+    limits = {"max_length": 999, "max_dropped": 0.0, "what": "data", **ends}
+
+    def notes(each: int, unit: str) -> list[str]:
+        path = tmp_path / f"{each}.jsonl"
+        path.write_text(jsonl(*repeated(kind, 40, each)))
+        data = DataConfig(train=str(path), eval_fraction=0.2, streaming=streaming, hold_out=unit)
+        rows = read_split(data, seed=0)
+        parts = (rows.train, first_rows(rows.heldout, 256))
+        return data_notes(*(RENDERS[kind](part, Renderer(tokenizer=tokenizer, chat=True), **limits) for part in parts))
+
+    assert notes(1, "prompts") == []
+    (note,) = notes(4, "prompts")
+    assert note.startswith("the 32 measured held-out rows have only 8 different prompts")
+    assert notes(4, "rows")[-1].startswith("32 of 32 held-out rows have a prompt that is also trained")

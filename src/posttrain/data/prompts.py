@@ -291,12 +291,18 @@ def _no_column(missing: str, allowed: str, columns: Sequence[str], wanted: str =
     )
 
 
-def overlap(train: PromptSet, heldout: PromptSet) -> int:
-    """The number of held-out prompts whose exact text is also in the training data."""
+def overlap(train: PromptSet, heldout: PromptSet, *, whole: bool = False) -> int:
+    """The number of held-out prompts whose exact text is also in the training data. `whole`: in a row with the same
+    columns."""
     if isinstance(train.prompts, StreamedRecords):
-        return train.prompts.shared_with(heldout.source)
-    seen = {prompt.text for prompt in train.prompts}
-    return sum(prompt.text in seen for prompt in heldout.prompts)
+        return train.prompts.shared_with(heldout.source, whole=whole)
+    seen = {words_of(prompt, whole=whole) for prompt in train.prompts}
+    return sum(words_of(prompt, whole=whole) in seen for prompt in heldout.prompts)
+
+
+def words_of(prompt: Prompt, *, whole: bool) -> str:
+    """A text that is equal for prompts with the same text. `whole`: only if their other columns are the same, too."""
+    return repr((prompt.text, sorted(prompt.columns.items()))) if whole else prompt.text
 
 
 def plain_prompts(rows: Sequence[Row], config: DataConfig) -> list[Prompt]:

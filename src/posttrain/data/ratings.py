@@ -35,7 +35,7 @@ def render_ratings(
             else:
                 usable.append(RatedExample(index=index, example=example, score=values["score"]))
     refuse_too_many(dropped, len(usable) + len(dropped), max_dropped, what)
-    return Rendered(rows=tuple(usable), form="an answer and its score", dropped=tuple(dropped))
+    return Rendered(rows=tuple(usable), form="an answer and its score", dropped=tuple(dropped), source=rows)
 
 
 def _reader(rows: Sequence[Row], *, chat: bool) -> Read:

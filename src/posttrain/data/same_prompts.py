@@ -36,8 +36,16 @@ def prompt_keys(rows: Sequence[Row], config: DataConfig) -> np.ndarray:
     places = np.flatnonzero(~known_N)
     unread = rows.where(~known_N) if isinstance(rows, StreamedRows) else rows
     for place, row in zip(places.tolist(), unread, strict=True):
-        keys_N[place] = key_of(_words(row, place, forms))
+        words = _words(row, forms)
+        keys_N[place] = key_of(f"row {place}" if words is None else words)
     return keys_N
+
+
+def known_keys(rows: Sequence[Row], config: DataConfig) -> list[int]:
+    """The numbers of `prompt_keys` for rows in memory, to compare them with other rows: 0 for a row without a readable
+    prompt."""
+    forms = _forms(rows, config)
+    return [0 if (words := _words(row, forms)) is None else key_of(words) for row in rows]
 
 
 def _forms(rows: Sequence[Row], config: DataConfig) -> list[Form]:
@@ -52,9 +60,9 @@ def _forms(rows: Sequence[Row], config: DataConfig) -> list[Form]:
     return sorted(forms, key=lambda form: form.needs == ("text",) and form.kind == "examples")
 
 
-def _words(row: Row, place: int, forms: Sequence[Form]) -> str:
+def _words(row: Row, forms: Sequence[Form]) -> str | None:
     """The prompt by the first form that can use the row: a conversation without an answer has no example to train,
-    but it is a prompt."""
+    but it is a prompt. None if no form finds one."""
     if is_sampled_pair(row):
         return repr(row.values["prompt_ids"])
     plain = row.values.get(forms[0].prompt_column or "") if forms else None
@@ -62,7 +70,7 @@ def _words(row: Row, place: int, forms: Sequence[Form]) -> str:
         return plain  # whatever else its form misses, and as in the index of streamed rows
     read = (form.read(row) for form in forms)
     found = (asked_words(values) for values in read if not isinstance(values, Dropped))
-    return next((words for words in found if words is not None), f"row {place}")
+    return next((words for words in found if words is not None), None)
 
 
 def drawn_N(keys_N: np.ndarray, count: int, order: Callable[[int], np.ndarray]) -> np.ndarray:

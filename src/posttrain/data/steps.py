@@ -65,7 +65,8 @@ def render_steps(
         cut += sum(label is not None for label in values["labels"]) - len(found.labels)
         divided += sum(separator in step.removesuffix(separator) for step in values["steps"])
     refuse_too_many(dropped, len(rows), max_dropped, what)
-    return StepSet(rows=tuple(usable), form="steps and their labels", dropped=tuple(dropped), cut=cut, divided=divided)
+    kept = {"rows": tuple(usable), "dropped": tuple(dropped), "source": rows}
+    return StepSet(**kept, form="steps and their labels", cut=cut, divided=divided)
 
 
 def render_solution(

@@ -36,7 +36,7 @@ from posttrain.data.dropped import Dropped, counted, refuse_too_many, too_many
 from posttrain.data.forms import Form
 from posttrain.data.read import Row, content_key, iter_rows, jsonl_places, plain_jsonl
 from posttrain.data.sampled_pairs import is_sampled_pair
-from posttrain.data.texts import key_of, prompt_words
+from posttrain.data.texts import asked_words, key_of
 from posttrain.errors import DataError, DoesNotFit
 from posttrain.files import write_atomically
 from posttrain.types import Prompt
@@ -397,14 +397,18 @@ class StreamedRecords(Sequence[T], Generic[T]):
             digest.update(bytes(part))
         return digest.hexdigest()
 
-    def shared_with(self, rows: Iterable[Row]) -> int:
-        """The number of `rows` whose exact text is also in these records."""
+    def shared_with(self, rows: Iterable[Row], *, whole: bool = False) -> int:
+        """The number of `rows` whose exact text is also in these records. `whole`: with the same values in all columns,
+        for which the records are read again."""
+        if whole:
+            seen = {key_of(repr(sorted(values.items()))) for values in self._read(self.rows)}
+            return sum(key_of(repr(sorted(values.items()))) in seen for values in self._read(rows))
         texts = [key_of(self._words(values)) for values in self._read(rows)]
         return int(np.isin(np.asarray(texts, dtype=np.uint64), self.texts_N).sum())
 
     def prompts_shared_with(self, rows: Iterable[Row]) -> int:
         """The number of `rows` whose prompt is also in these records. Records of prompts do not know it."""
-        prompts = [key_of(prompt_words(values) or "") for values in self._read(rows)]
+        prompts = [key_of(asked_words(values) or "") for values in self._read(rows)]
         return int(np.isin(np.asarray(prompts, dtype=np.uint64), self.prompts_N).sum())
 
     def _read(self, rows: Iterable[Row]) -> Iterator[Mapping[str, Any]]:
@@ -431,7 +435,7 @@ class StreamedRecords(Sequence[T], Generic[T]):
             else:
                 number = values.get("margin", values.get("label", values.get("score")))
                 numbers.append(math.nan if number is None else number)
-                prompts.append(key_of(prompt_words(values) or ""))
+                prompts.append(key_of(asked_words(values) or ""))
             words = self._words(values)
             usable.append(place)
             texts.append(key_of(words))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns
+from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts, with_all_columns, words_of
+from posttrain.data.same_prompts import known_keys
 from posttrain.data.split import Split, first_rows
 from posttrain.data.stream import StreamedRecords
 from posttrain.models.load import LoadedModel
@@ -17,7 +19,7 @@ from posttrain.rewards.missing import HELD_OUT
 from posttrain.types import Pair, Prompt
 
 if TYPE_CHECKING:
-    from posttrain.config import RunConfig
+    from posttrain.config import DataConfig, RunConfig
 
 
 REPEATED = 1.25
@@ -67,8 +69,10 @@ def prompt_sets(
     return train, heldout
 
 
-def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None) -> list[str]:
-    """Return notes about the data for the user, one sentence each; `system_prompt` is the config's."""
+def prompt_notes(train: PromptSet, heldout: PromptSet, config: RunConfig) -> list[str]:
+    """Return notes about the data for the user, one sentence each. An environment or agent reads the whole row, such as
+    a seed, so two prompts for it are the same only if all their columns are."""
+    system_prompt, whole = config.data.system_prompt, config.environment.function is not None or config.agent.is_given
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part.dropped]
     for what, part in parts:
@@ -77,12 +81,13 @@ def prompt_notes(train: PromptSet, heldout: PromptSet, system_prompt: str | None
             notes.append(
                 f"{what}: {own} of {len(shown)} prompts have their own system turn, which replaces data.system_prompt"
             )
-    if shared := overlap(train, heldout):
+    if shared := overlap(train, heldout, whole=whole):
         notes.append(
             f"{shared} of {len(heldout)} held-out prompts are in the training data word for word: their score does not "
             "show what the model learned to do"
         )
-    notes += repeated_notes([prompt.text for prompt in heldout.prompts])
+    measured = heldout.prompts[: config.evaluation.prompts]
+    notes += repeated_notes([words_of(prompt, whole=whole) for prompt in measured])
     if not heldout.prompts:
         notes.append(
             "there are no held-out prompts: improvement cannot be measured; set data.eval or data.eval_fraction"
@@ -123,13 +128,15 @@ def render_both(
     return sets[0], sets[1] if len(sets) > 1 else None
 
 
-def data_notes(train: Any, heldout: Any) -> list[str]:
+def data_notes(train: Any, heldout: Any, config: RunConfig) -> list[str]:
     """Return notes about both sets for the user: dropped rows, and held-out rows or prompts that are also trained."""
     parts = (("training data", train), ("held-out data", heldout))
     notes = [f"{what}: {part.dropped_summary}" for what, part in parts if part is not None and part.dropped]
     if heldout is None:
         return notes
-    notes += repeated_notes([_prompt(row) for row in getattr(heldout, "pairs", None) or heldout.usable])
+    prompt_of = _prompts(heldout, config.data)
+    measured = islice(getattr(heldout, "pairs", None) or heldout.usable, config.evaluation.prompts)
+    notes += repeated_notes(list(map(prompt_of, measured)))
     rows: list[Any] = [getattr(part, "pairs", None) for part in (train, heldout)]
     if any(pairs is None for pairs in rows):  # else a row is a pair, even if its two answers are trained separately
         rows = [train.usable, heldout.usable]
@@ -137,7 +144,8 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
     if isinstance(trained, StreamedRecords):
         shared, prompts = trained.shared_with(heldout.source), trained.prompts_shared_with(heldout.source)
     else:
-        shared, prompts = _overlap(_answers, *rows), _overlap(_prompt, *rows)
+        shared = _overlap(map(_answers, rows[0]), map(_answers, rows[1]))
+        prompts = _overlap(map(_prompts(train, config.data), rows[0]), map(prompt_of, rows[1]))
     if shared:
         notes.append(
             f"{shared} of {len(rows[1])} held-out rows are in the training data word for word: measurements on "
@@ -152,29 +160,27 @@ def data_notes(train: Any, heldout: Any) -> list[str]:
 
 
 def repeated_notes(prompts: Sequence[Hashable]) -> list[str]:
-    """Return a warning if many held-out rows repeat a prompt. Rows without a prompt repeat nothing."""
+    """Return a warning if many measured rows, which have these prompts, repeat one. Empty prompts repeat nothing."""
     known = [prompt for prompt in prompts if prompt]
     distinct = len(set(known)) + len(prompts) - len(known)
     if len(prompts) <= REPEATED * distinct:
         return []
     return [
-        f"the {len(prompts)} held-out rows have only {distinct} different prompts: intervals treat the rows as "
-        "independent, and are too narrow; hold out more prompts"
+        f"the {len(prompts)} measured held-out rows have only {distinct} different prompts: intervals treat the rows "
+        "as independent, and are too narrow; hold out more prompts"
     ]
 
 
-def _overlap(part: Callable[[Any], Hashable], train: Sequence[Any], heldout: Sequence[Any]) -> int:
-    """Return how many held-out rows share this part with a training row. Rows without it share nothing."""
-    held_out = Counter(map(part, heldout))
-    return sum(held_out[one] for one in set(map(part, train)) & held_out.keys() if one)
+def _overlap(train: Iterable[Hashable], heldout: Iterable[Hashable]) -> int:
+    """Return how many held-out rows have a value that a training row has, too. Empty values are shared with none."""
+    held_out = Counter(heldout)
+    return sum(held_out[one] for one in set(train) & held_out.keys() if one)
 
 
-def _prompt(row: Any) -> tuple[int, ...]:
-    """Return the tokens of a row before its first trained token; none if that is only a token for the beginning."""
-    side = row.chosen if isinstance(row, Pair) else getattr(row, "example", row)
-    mask = side.completion_mask
-    prompt = tuple(side.input_ids[: mask.index(True) if True in mask else 0])
-    return prompt if len(prompt) > 1 else ()
+def _prompts(part: Any, data: DataConfig) -> Callable[[Any], int]:
+    """Return a function that gives the prompt of a rendered row as the split of the data finds it; 0 for none."""
+    keys = known_keys(part.source, data)
+    return lambda row: keys[row.index]
 
 
 def _answers(row: Any) -> tuple[tuple[int, ...], ...]:

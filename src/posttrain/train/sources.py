@@ -187,7 +187,7 @@ def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptS
     judges = None if check is None else check.in_evaluations
     answers = inputs.answers(inputs.samplers.evaluation)
     measure = HeldOutAnswers(config, answers, heldout.prompts, rewards, judges)
-    notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config.data.system_prompt)]
+    notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config)]
     return train, heldout, measure, notes
 
 
@@ -240,7 +240,7 @@ def supervised(inputs: Inputs) -> Source:
     examples = heldout.rows if heldout else ()
     measure = HeldOutLoss(inputs.config, inputs.forward, examples, inputs.loaded.pad_id)
     feed, asked = inputs.feed(train.rows, None), inputs.asked(examples, train.rows)
-    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout))
+    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout, inputs.config))
 
 
 def preferences(inputs: Inputs) -> Source:
@@ -250,7 +250,7 @@ def preferences(inputs: Inputs) -> Source:
     pairs = heldout.rows if heldout else ()
     measure = HeldOutPolicyPairs(inputs.config, inputs.forward, pairs, inputs.loaded.pad_id)
     asked = inputs.asked(pairs, train.rows)
-    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout), facts=facts)
+    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout, inputs.config), facts=facts)
 
 
 def pairs_feed(inputs: Inputs, pairs: Sequence[Any]) -> tuple[DatasetFeed, list[str]]:
@@ -280,7 +280,7 @@ def labelled(inputs: Inputs) -> Source:
         measure = HeldOutPolicyPairs(config, inputs.forward, heldout.pairs, loaded.pad_id)
     if train.pairs is not None:
         facts = [f"both answers of {len(train.pairs)} pairs are used as single labelled answers", *facts]
-    notes = [*data_notes(train, heldout), *class_notes(heldout), *alone]
+    notes = [*data_notes(train, heldout, config), *class_notes(heldout), *alone]
     feed, asked = inputs.feed(train.rows, references, *add), inputs.asked(heldout.rows if heldout else (), train.rows)
     return Source(feed=feed, measure=measure, asked=asked, notes=notes, facts=facts)
 
@@ -349,7 +349,7 @@ def scored_pairs(inputs: ScoringInputs) -> ScoredSource:
         feed=inputs.dataset(train.rows),
         heldout=HeldOutPairs(inputs.forward, pairs, **inputs.batching),
         facts=inputs.facts,
-        notes=data_notes(train, heldout) + margin_notes(train.rows, inputs.algorithm),
+        notes=data_notes(train, heldout, inputs.config) + margin_notes(train.rows, inputs.algorithm),
     )
 
 
@@ -376,7 +376,7 @@ def rated_answers(inputs: ScoringInputs) -> ScoredSource:
         feed=inputs.dataset(train.rows, collate=partial(ratings_batch, scale=scale)),
         heldout=HeldOutRatings(inputs.forward, answers, facts, **inputs.batching),
         facts=facts,
-        notes=data_notes(train, heldout),
+        notes=data_notes(train, heldout, inputs.config),
     )
 
 
@@ -407,7 +407,7 @@ def labelled_steps(inputs: ScoringInputs) -> ScoredSource:
         feed=inputs.dataset(train.rows),
         heldout=HeldOutSteps(inputs.forward, answers, partial(aggregate, how=how), **inputs.batching),
         facts=replace(inputs.facts, separator=separator, aggregate=how),
-        notes=[*data_notes(train, heldout), *train.notes, *(heldout.notes if heldout else ())],
+        notes=[*data_notes(train, heldout, inputs.config), *train.notes, *(heldout.notes if heldout else ())],
     )
 
 
