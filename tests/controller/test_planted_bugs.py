@@ -447,12 +447,29 @@ BUGS = {
 
 
 LONG_IN_COMING = {
-    BelievesEarlierAttempts: 280,
-    OverwritesWhatIsRead: 690,
-    ForgetsGroupsThatWereBeingScored: 420,
-    KeepsTokensOfTurnsThatBeginAnew: 1900,
+    LeavesOthersAtWhatIsGivenUp: 44,
+    BelievesEarlierAttempts: 284,
+    OverwritesWhatIsRead: 695,
+    BelievesAnyVersion: 5,
+    BelievesAnyLoad: 34,
+    DropsWhatIsOld: 10,
+    SavesNothingOfAStepUnderWay: 21,
+    SavesRowsWithoutTheirTokens: 12,
+    ForgetsGroupsThatWereBeingScored: 423,
+    GoesOnAfterTheEnd: 43,
+    CountsEvaluationsAsInFlight: 22,
+    ForgetsEvaluationsOfLostEngines: 36,
+    KeepsItsFirstLead: 9,
+    TrainsWhileEnginesHoldMemory: 14,
+    StartsEnginesWhileItTrains: 29,
+    WakesEnginesWhileItTrains: 13,
+    LeavesEnginesAsleep: 14,
+    ForgetsTheDeadlineOfASleep: 14,
+    NeverStartsWhatDiedAsleep: 75,
+    KeepsTokensOfAnEarlierBeginning: 5,
+    KeepsTokensOfTurnsThatBeginAnew: 1908,
 }
-"""Bugs that take long to show, each with a seed shortly before the first that shows it. The search begins there, and
+"""Bugs that take long to show, each with a seed shortly before one that shows it. The search begins there, and
 goes through all other seeds if a change of the controller has moved that schedule."""
 
 

@@ -43,11 +43,12 @@ class Place:
         self.known: dict[str, Record] = {}
 
     def record(self, changes: Mapping[str, Any], *, with_effort: bool = False) -> Record:
-        """Return the record of a run with the plain settings and these changes."""
-        key = json.dumps([changes, with_effort])
-        if key not in self.known:
+        """Return the record of a run with the plain settings and these changes. A record with the effort has all that
+        one without it has."""
+        key, with_it = (json.dumps([changes, effort], sort_keys=True) for effort in (with_effort, True))
+        if key not in self.known and with_it not in self.known:
             self.known[key] = self.run(changes, with_effort=with_effort)
-        return self.known[key]
+        return self.known[key if key in self.known else with_it]
 
     def run(self, changes: Mapping[str, Any], *, with_effort: bool = False) -> Record:
         """Make the run again and return its record. Paths in the settings are relative to the folder."""

@@ -46,6 +46,7 @@ from posttrain.episodes.sessions import Sessions
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
 
 CHARACTERS = "0123456789 "
+SMALL = {"characters": CHARACTERS, "num_hidden_layers": 1}
 NUMERIC = {"name": "numeric", "settings": {"absolute_tolerance": 2500}}
 
 PLAIN: dict[str, Any] = {
@@ -921,10 +922,10 @@ def test_code_that_comes_with_a_model_runs_only_when_asked_for(place):
 def place(tmp_path_factory) -> Iterator[Place]:
     """Provide models of every form, data and rewards. Caches in this folder stand in for the Hub."""
     folder = tmp_path_factory.mktemp("settings")
-    tiny_model(folder / "model", characters=CHARACTERS)
-    tiny_model(folder / "other_model", characters=CHARACTERS, seed=1)
-    tiny_model(folder / "wide_model", characters=CHARACTERS, hidden_size=64)
-    tiny_model(folder / "judge_model", characters=CHARACTERS, max_position_embeddings=4096)
+    tiny_model(folder / "model", **SMALL)
+    tiny_model(folder / "other_model", **SMALL, seed=1)
+    tiny_model(folder / "wide_model", **SMALL, hidden_size=64)
+    tiny_model(folder / "judge_model", **SMALL, max_position_embeddings=4096)
     (folder / "judge.txt").write_text("{prompt} <answer>\n{completion}\n</answer> Score: N")
     custom_model(folder / "custom_model")
     for name, seed in (("model.gguf", 0), ("other.gguf", 1)):
@@ -1062,7 +1063,7 @@ def write_judged(folder: Path) -> None:
 
 def custom_model(folder: Path, code: str = "") -> None:
     """Write a model whose architecture transformers does not know, with its Python code."""
-    tiny_model(folder, characters=CHARACTERS)
+    tiny_model(folder, **SMALL)
     (folder / "configuration_custom.py").write_text(
         "from transformers import LlamaConfig\n\n\nclass CustomConfig(LlamaConfig):\n    model_type = 'custom_llama'\n"
     )
@@ -1084,7 +1085,7 @@ def custom_model(folder: Path, code: str = "") -> None:
 def cache_on_hub(repository: Path, revision: str, *, seed: int) -> None:
     """Write a revision of a model in the form in which huggingface_hub caches a download."""
     commit = f"{seed:040x}"
-    tiny_model(repository / "snapshots" / commit, characters=CHARACTERS, seed=seed)
+    tiny_model(repository / "snapshots" / commit, **SMALL, seed=seed)
     (repository / "refs").mkdir(exist_ok=True)
     (repository / "refs" / revision).write_text(commit)
 
@@ -1120,7 +1121,7 @@ GGUF_NAMES = {
 
 def write_gguf(file: Path, *, seed: int) -> None:
     """Write a tiny model and its tokenizer to one GGUF file."""
-    model = LlamaForCausalLM.from_pretrained(tiny_model(file.parent / "whole", characters=CHARACTERS, seed=seed))
+    model = LlamaForCausalLM.from_pretrained(tiny_model(file.parent / "whole", **SMALL, seed=seed))
     config, writer = model.config, gguf.GGUFWriter(file, "llama")
     tokens = ["<unk>", "<s>", "</s>", *CHARACTERS.replace(" ", "▁")]
     writer.add_context_length(config.max_position_embeddings)

@@ -46,7 +46,7 @@ AGENT["keep"] |= {"model": REWRITES["model"]}
 
 def write_turns(folder: Path) -> None:
     """Write the files that these settings name."""
-    talker(folder / "talker")
+    talker(folder / "talker", layers=1)
     shutil.copy(WORLDS, folder / "worlds.py")
     shutil.copy(Path(WORLDS).with_name("paying.py"), folder / "paying.py")
     shutil.copy(ASKERS, folder / "askers.py")

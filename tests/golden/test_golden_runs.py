@@ -20,7 +20,7 @@ from posttrain.train.run import Run
 from posttrain.types import Batch, Experience
 
 CLOSE = {"rtol": 1e-4, "atol": 1e-6}
-BEGUN = 4
+BEGUN = 2
 """Steps in which the quick tests follow an algorithm: enough to show its loss, updates and state."""
 QUICK = ("grpo", "ppo", "dpo", "reward_model")
 ONE_OF_EACH_MODEL = few(UPDATES, *QUICK)
