@@ -6,7 +6,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 from peft import PeftModel
@@ -14,11 +15,13 @@ from tests.end_to_end.recorded import Effort
 from tests.rewards.rollouts import completion, prompt
 from torch import Tensor, nn
 
+from posttrain.algorithms import PolicyGradient
 from posttrain.config import RunConfig
 from posttrain.data.split import read_split
 from posttrain.experience.sampled_pairs import AnsweredPrompt, choose
 from posttrain.models.policy import load_frozen
 from posttrain.rewards import RewardSet
+from posttrain.train.critic import Critic, critic_updates
 from posttrain.train.judges import Judges
 from posttrain.train.optimizer import Updater
 from posttrain.train.setup import Policy
@@ -84,6 +87,25 @@ def updates(config: RunConfig) -> object:
         matrix.grad = torch.tensor([[3.0, 0.01], [-2.0 * step, step - 2.5]])
         updater.step(step, lambda norm: None)
     return matrix.tolist()
+
+
+def updates_of_critic(config: RunConfig) -> object:
+    """Return a matrix of the policy and one of the critic after four updates with fixed gradients."""
+    policy, critic = (nn.Parameter(torch.tensor([[1.0, -2.0], [0.5, 3.0]])) for _ in range(2))
+    of_critic = critic_updates(config, cast(Critic, SimpleNamespace(parameters={"head": critic})))
+    updater = Updater([policy], config.train.model_copy(update={"steps": 4}), of_critic)
+    for step in range(1, 5):
+        for matrix in (policy, critic):
+            matrix.grad = torch.tensor([[3.0, 0.01], [-2.0 * step, step - 2.5]])
+        updater.step(step, lambda norm: None)
+    return policy.tolist(), critic.tolist()
+
+
+def correction(config: RunConfig) -> object:
+    """Return the correction of the loss. tests/algorithms/test_correction.py shows what each of its settings does."""
+    algorithm = config.algorithm.build()
+    assert isinstance(algorithm, PolicyGradient)
+    return algorithm.correction
 
 
 def pairs(config: RunConfig) -> object:

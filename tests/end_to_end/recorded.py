@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from posttrain.algorithms.algorithm import Algorithm
 from posttrain.config import check, load_config
 from posttrain.engines import decoding_path
 from posttrain.engines.engine import Draw, Row
@@ -41,6 +42,7 @@ class Place:
     def __init__(self, folder: Path, plain: Mapping[str, Any]) -> None:
         self.folder, self.plain = folder, plain
         self.known: dict[str, Record] = {}
+        self.algorithms: dict[str, Algorithm] = {}
 
     def record(self, changes: Mapping[str, Any], *, with_effort: bool = False) -> Record:
         """Return the record of a run with the plain settings and these changes. A record with the effort has all that
@@ -54,6 +56,14 @@ class Place:
         """Make the run again and return its record. Paths in the settings are relative to the folder."""
         with contextlib.chdir(self.folder):
             return run_and_record(self.plain, changes, with_effort)
+
+    def algorithm(self, changes: Mapping[str, Any]) -> Algorithm:
+        """Return the algorithm of a run with these changes."""
+        key = json.dumps(changes, sort_keys=True)
+        if key not in self.algorithms:
+            with contextlib.chdir(self.folder):
+                self.algorithms[key] = load_config(self.plain, changes).config.algorithm.build()
+        return self.algorithms[key]
 
     def refusal(self, changes: Mapping[str, Any]) -> str | None:
         """Return the error that a run with these changes gives before it begins, or None."""

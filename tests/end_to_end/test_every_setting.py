@@ -43,6 +43,7 @@ from posttrain.algorithms.settings import attributes
 from posttrain.config import CriticConfig, JudgeConfig, ModelConfig, RunConfig, describe_fields, load_config
 from posttrain.episodes.acting import Acting
 from posttrain.episodes.sessions import Sessions
+from posttrain.lab.plan import before_run
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model
 
 CHARACTERS = "0123456789 "
@@ -747,6 +748,7 @@ GIVEN_TO_SESSIONS = {
 """test_a_setting_of_turns_reaches_their_sessions checks the way to the sessions, and tests/episodes the effect of each
 setting there. Runs show environment.function, agent.function and tools."""
 OF_CRITIC_UPDATES = ("learning_rate", "max_grad_norm", "warmup_steps")
+OF_CORRECTIONS = {field.name for field in fields(Correction)} - {"action"}
 SHOWN_BY_PARTS: dict[str, Callable[[RunConfig], object]] = {
     **{f"rewards.N.{name}": parts.scores for name in ("name", "function", "model", "timeout")},
     **{f"rewards.N.{name}": parts.scores for name in ("gate", "gate.label", "gate.at_least")},
@@ -754,6 +756,9 @@ SHOWN_BY_PARTS: dict[str, Callable[[RunConfig], object]] = {
     **{f"check.N.{name}": parts.scores for name in ("name", "function", "model", "timeout", "label", "judge")},
     **{f"lora.{name}": parts.policy for name in ("rank", "alpha", "target_modules")},
     **{f"critic.{name}": parts.policy for name in CriticConfig.model_fields if name not in OF_CRITIC_UPDATES},
+    **{f"critic.{name}": parts.updates_of_critic for name in OF_CRITIC_UPDATES},
+    **{f"model.{name}": parts.policy for name in ("gguf_file", "revision")},
+    **{f"algorithm.correction.{name}": parts.correction for name in OF_CORRECTIONS},
     **dict.fromkeys(("teacher.revision", "reference.path", "reference.revision"), parts.frozen),
     **{
         f"data.{name}": parts.rows
@@ -765,9 +770,11 @@ SHOWN_BY_PARTS: dict[str, Callable[[RunConfig], object]] = {
     **{f"sampled_pairs.{name}": parts.pairs for name in ("select", "min_gap", "correct_at", "max_per_prompt")},
 }
 """Settings that one part of a run is given, and what to look at there. Runs show that they use these parts, by a whole
-section or by one of its other settings: rewards.N.judge, rewards.N.weight, check.N.settings, lora, lora.dropout,
-critic, teacher.path, reference, data.train, data.eval, train.learning_rate and sampled_pairs. The tests of each part
-show how much a setting changes."""
+section or by one of its other settings: rewards.N.judge, rewards.N.weight, check.N.settings, model.path, lora,
+lora.dropout, critic, algorithm.correction.action, teacher.path, reference, data.train, data.eval, train.learning_rate
+and sampled_pairs. The tests of each part show how much a setting changes."""
+REFUSED_BY_PARTS = {"environment.history"}
+"""Settings with a refusal for which a whole run must begin. tests/episodes/test_bridge.py asks the part itself."""
 PARTS_IN_WHOLE_RUNS = {"rewards.N.judge.rubric"}
 """Settings of such parts that `make test` shows by whole runs, too."""
 ASKED_OF_LOSSES = (PolicyGradient, PairLoss, LabelLoss)
@@ -799,6 +806,7 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
             repeated |= not case.refused and (key not in IN_WHOLE_RUNS or key in shown)
             shown |= set() if case.refused else {key}
         changed |= set() if case.refused else {case.setting}
+        repeated |= bool(case.refused) and case.setting in REFUSED_BY_PARTS
         yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
 
 
@@ -824,7 +832,7 @@ def test_every_setting_has_a_case():
 
 def test_without_a_change_nothing_differs(place):
     """Otherwise the test below would prove nothing."""
-    once, again = place.run({}, with_effort=True), place.run({}, with_effort=True)
+    once, again = place.record({}, with_effort=True), place.run({}, with_effort=True)
     assert once == again
     assert all(share < 1 for share in once["metrics/frac_reward_zero_std"]), (
         "without a signal the step would change no weight"
@@ -853,8 +861,7 @@ def test_a_setting_changes_something(place, case):
 
 @catalogue("case", [case for case in CASES if case.algorithm and not case.refused], ids=lambda case: case.setting)
 def test_a_setting_of_a_loss_reaches_it_alone(place, case):
-    with contextlib.chdir(place.folder):
-        before, after = (load_config(PLAIN, changes).config.algorithm.build() for changes in (case.before, case.after))
+    before, after = (place.algorithm(changes) for changes in (case.before, case.after))
     changed = {name for name in attributes(type(after)) if getattr(after, name) != getattr(before, name)}
     name = case.setting.removeprefix(f"{case.algorithm}.")
     assert name in changed
@@ -956,6 +963,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
         patch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
         patch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(folder / "modules"))
         patch.setattr(sys, "path", sys.path.copy())  # transformers appends its folder of modules
+        patch.setattr(before_run, "plan_first", lambda *run: None)  # it estimates, and decides nothing in these runs
         patch.setenv(KEY, "a-key")
         with verdicts_by_hash():
             yield Place(folder, PLAIN)
@@ -974,7 +982,7 @@ def digits(completions):
 
 
 def slow(completions):
-    time.sleep(1.0)
+    time.sleep(0.4)
     return length(completions)
 
 
