@@ -116,10 +116,15 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+class Listening(ThreadingHTTPServer):
+    request_queue_size = 128
+    """With Python's 5, a client that opens more connections at once waits a second and tries again."""
+
+
 @contextmanager
 def serving(judge: Server | None = None, *, port: int = 0, **behaviour: Any) -> Iterator[Server]:
     judge = judge or Server(**behaviour)
-    http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
+    http = Listening(("127.0.0.1", port), Handler)
     http.judge = judge  # type: ignore[attr-defined]
     http.daemon_threads = True
     judge.url = f"http://127.0.0.1:{http.server_port}/v1"
