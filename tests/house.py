@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import io
 import subprocess
 import sys
@@ -105,7 +106,14 @@ def module_of(file: Path) -> str:
 
 @functools.cache
 def tree_of(file: Path) -> ast.Module:
-    return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    """Return the syntax tree of a file. No garbage is collected meanwhile: a tree is none, and has many objects."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return ast.parse(file.read_text(encoding="utf-8"), str(file))
+    finally:
+        if enabled:
+            gc.enable()
 
 
 @functools.cache

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 import re
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 from tests.house import nodes_of, tree_of
 
 from posttrain.algorithms import ALGORITHMS
@@ -62,6 +64,14 @@ NO_TORCH_WHEN_IMPORTED = (
 LONGEST_FUNCTION, LONGEST_ALGORITHM = 60, 150
 
 Rule = Callable[[ast.Module], Iterator[str]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def trees() -> None:
+    """Read the whole source once, and let later collections of garbage skip its million nodes."""
+    for path in FILES:
+        tree_of(path)
+    gc.freeze()
 
 
 def part_of(path: Path) -> str:
@@ -127,7 +137,7 @@ READS = {"posttrain.report", "posttrain.errors", "posttrain.files", "posttrain.o
 REPORT = imports_nothing_of({"torch", "posttrain"}, but=READS)
 
 
-@pytest.mark.parametrize("part", MAY_IMPORT)
+@catalogue("part", MAY_IMPORT)
 def test_the_inner_parts_import_only_what_they_may(part):
     check(imports_only(MAY_IMPORT[part]), [path for path in FILES if part_of(path) == part])
 
@@ -294,8 +304,8 @@ def test_the_code_of_an_algorithm_is_read_at_one_sitting():
 # --- each rule catches what it forbids --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("rule", "line"),
+@catalogue(
+    "rule, line",
     [
         (imports_only(MAY_IMPORT["functional"]), "from posttrain.types import Batch"),
         (imports_only(MAY_IMPORT["functional"]), "def f():\n    import os"),
@@ -331,13 +341,14 @@ def test_the_code_of_an_algorithm_is_read_at_one_sitting():
         (names_a_bare_path, "fix = f'posttrain eval {str(run.folder)}'"),
         (too_long, "def f():\n" + "    x = 1\n" * 60),
     ],
+    ids=lambda case: case[1],
 )
 def test_the_rule_catches(rule, line):
     assert list(rule(ast.parse(line)))
 
 
-@pytest.mark.parametrize(
-    ("rule", "line"),
+@catalogue(
+    "rule, line",
     [
         (imports_only(MAY_IMPORT["functional"]), "import math, torch.nn\nfrom posttrain.functional.kl import k3"),
         (imports_only(MAY_IMPORT["functional"]), "if TYPE_CHECKING:\n    from posttrain.types import Batch"),
@@ -352,6 +363,7 @@ def test_the_rule_catches(rule, line):
         (names_a_bare_path, "text = f'`posttrain explain {found.algorithm}`, or look into {folder}'"),
         (too_long, "def f():\n" + "    x = 1\n" * 59),
     ],
+    ids=lambda case: case[1],
 )
 def test_the_rule_lets_pass(rule, line):
     assert list(rule(ast.parse(line))) == []

@@ -25,8 +25,8 @@ KINDS = {
     "shared": {"critic.kind": "shared"},
     "lora-shared": {"lora.rank": 2, "critic.kind": "shared"},
 }
-every_kind = pytest.mark.parametrize("kind", few(KINDS, "separate", "lora"))
-"""The critics with weights of their own. In the warm-up below, the one on the body of the policy learns as well."""
+every_kind = pytest.mark.parametrize("kind", few(KINDS, "lora"))
+"""A critic with adapters of its own. In the warm-up below, the one on the body of the policy learns as well."""
 two_kinds = pytest.mark.parametrize("kind", few(["lora", "shared", "separate", "lora-shared"], "shared"))
 """A critic on the body of the policy. The slow tests cover the other kinds of critic and of training."""
 
@@ -148,9 +148,11 @@ def test_policy_and_critic_both_learn(folder, kind):
     assert not any("critic" in name or "value_head" in name for name in tensors["policy"])
 
 
+@pytest.mark.slow
 @two_kinds
 def test_splitting_a_step_does_not_change_its_gradients(folder, kind):
-    """Promise 1 through a whole run: policy and critic, each with its own gradient norm."""
+    """Promise 1 through a whole run: policy and critic, each with its own gradient norm. tests/end_to_end shows it of
+    gradients."""
     settings = KINDS[kind] | {"train.steps": 1, "train.minibatches": 1, "lora.dropout": 0.0}
     if "lora.rank" not in settings:
         del settings["lora.dropout"]
@@ -218,12 +220,11 @@ def test_in_the_warm_up_the_moments_of_the_policy_stay_empty():
 
 @two_kinds
 def test_a_resumed_run_is_the_run_that_was_never_stopped(folder, kind):
-    """The weights and moments of the critic, in and after its warm-up, and the adapted KL weight are restored."""
+    """The weights and moments of the critic, after its warm-up, and the adapted KL weight are restored."""
     settings = KINDS[kind] | {"critic.warmup_steps": 1, "algorithm.kl_target": 0.5}
-    whole = train(folder, f"never-stopped-{kind}", **settings, **{"train.steps": 4})
-    resumed = train(folder, f"stopped-{kind}", **settings, **{"train.steps": 2})
-    for steps in (3, 4):
-        resumed = posttrain.resume(resumed.folder, steps=steps)
+    whole = train(folder, f"never-stopped-{kind}", **settings, **{"train.steps": 3})
+    stopped = train(folder, f"stopped-{kind}", **settings, **{"train.steps": 2})
+    resumed = posttrain.resume(stopped.folder, steps=3)
     assert measured(resumed) == measured(whole)
     tensors, plain = saved(whole)
     again, plain_again = saved(resumed)
