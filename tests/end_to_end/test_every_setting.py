@@ -14,7 +14,7 @@ import random
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +119,12 @@ class Case:
     @property
     def with_effort(self) -> bool:
         return self.changes.startswith("effort")
+
+    def on_a_deep_model(self) -> Case:
+        """Return the case with a model of two layers, unless it is about models. Such a model learns what alarms notice
+        and what moves a bound."""
+        own = any(name.partition(".")[0] == "model" for name in (self.setting, *self.given))
+        return self if own else replace(self, given={"model.path": "deep_model", **self.given})
 
 
 def reward(function: str, **settings: Any) -> dict[str, Any]:
@@ -794,7 +800,7 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
     Likewise, settings of a part that is made from the config are slow, except for a few.
     test_a_setting_changes_the_part_that_it_is_given_to makes each part with and without the change.
 
-    Settings in the sets above are slow, too, and so are further values of a setting.
+    Settings in the sets above are slow, too, and so are further values of a setting. Slow cases have a larger model.
     """
     shown = set[str]()
     changed = set[str]()
@@ -807,7 +813,8 @@ def thinned(cases: Sequence[Case]) -> Iterator[Any]:
             shown |= set() if case.refused else {key}
         changed |= set() if case.refused else {case.setting}
         repeated |= bool(case.refused) and case.setting in REFUSED_BY_PARTS
-        yield pytest.param(case, id=case.setting, marks=[pytest.mark.slow] if repeated else [])
+        marks = [pytest.mark.slow] if repeated else []
+        yield pytest.param(case.on_a_deep_model() if repeated else case, id=case.setting, marks=marks)
 
 
 ENDS_THE_PROCESS = {"guards.stalled_minutes"}
@@ -932,6 +939,7 @@ def place(tmp_path_factory) -> Iterator[Place]:
     tiny_model(folder / "model", **SMALL)
     tiny_model(folder / "other_model", **SMALL, seed=1)
     tiny_model(folder / "wide_model", **SMALL, hidden_size=64)
+    tiny_model(folder / "deep_model", characters=CHARACTERS)
     tiny_model(folder / "judge_model", **SMALL, max_position_embeddings=4096)
     (folder / "judge.txt").write_text("{prompt} <answer>\n{completion}\n</answer> Score: N")
     custom_model(folder / "custom_model")

@@ -18,7 +18,12 @@ TALKER: Mapping[str, Any] = {
     "sampling.max_completion_length": 30,
 }
 TURNS = {**TALKER, "environment": {"function": "worlds.py:Says"}}
-CALLS = {**TALKER, "tools": ["worlds.py:look"], "train.prompts_per_step": 8}
+CALLS = {
+    **TALKER,
+    "model": {"path": "deep_talker", "device": "cpu"},
+    "tools": ["worlds.py:look"],
+    "train.prompts_per_step": 8,
+}
 ENVIRONMENT = {
     name: {**TALKER, "environment": {"function": f"worlds.py:{world}", **settings}}
     for name, world, settings in (
@@ -47,6 +52,7 @@ AGENT["keep"] |= {"model": REWRITES["model"]}
 def write_turns(folder: Path) -> None:
     """Write the files that these settings name."""
     talker(folder / "talker", layers=1)
+    talker(folder / "deep_talker")  # it calls tools
     shutil.copy(WORLDS, folder / "worlds.py")
     shutil.copy(Path(WORLDS).with_name("paying.py"), folder / "paying.py")
     shutil.copy(ASKERS, folder / "askers.py")
