@@ -7,7 +7,7 @@ from collections.abc import Callable
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.catalogue import examples
 
@@ -244,7 +244,7 @@ def check(limits: Limits, choices: list[tuple[int, int]], user_ends: bool, evalu
 
 
 @given(LIMITS, st.lists(CHOICE, max_size=60), st.booleans(), st.integers(0, 2))
-@settings(max_examples=200)
+@examples(100, 300)
 def test_the_invariants_hold_in_any_order_and_it_always_ends(limits, choices, user_ends, evaluates):
     check(limits, choices, user_ends, evaluates)
 

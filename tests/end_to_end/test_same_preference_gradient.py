@@ -32,6 +32,8 @@ OF_EACH_KIND = ("dpo", "ipo", "rpo", "simpo", "orpo", "kto", "bco", "aot", *ONLI
 """Losses with and without a reference, likelihood, length, mismatched answers and matched pairs. The others read the
 same log-probabilities. For each of them test_preference_invariances.py tears the step apart without a model."""
 every_loss = pytest.mark.parametrize("name", few(LOSSES, *OF_EACH_KIND))
+SPLIT = ("dpo", "simpo", "kto", "aot", "online_dpo-all")
+"""A loss of each kind of unit, with and without a reference."""
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +102,7 @@ def test_packed_and_padded_give_the_same_gradient(model, name):
     assert packed_loss == pytest.approx(padded_loss, abs=1e-9)
 
 
-@every_loss
+@pytest.mark.parametrize("name", few(LOSSES, *SPLIT))
 def test_every_split_between_units_gives_the_same_gradient(model, name):
     """The split keeps pairs together, and pairs are matched before it."""
     algorithm = LOSSES[name]

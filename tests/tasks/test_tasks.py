@@ -11,6 +11,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import examples
 
 from posttrain.config import RewardConfig
 from posttrain.data.read import TASK_ROWS
@@ -78,6 +79,7 @@ def test_a_longer_list_begins_with_the_shorter_one(task: Task):
 
 @each_task
 @given(seeds=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)))
+@examples(10, 100)
 def test_training_and_held_out_prompts_are_disjoint_whatever_the_seeds(task: Task, seeds):
     train = {row["prompt"] for row in task.rows(60, seed=seeds[0])}
     heldout = {row["prompt"] for row in task.rows(60, seed=seeds[1], split="eval")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +119,9 @@ CHANGES: dict[str, tuple[str, Callable[[Rows], Rows], str]] = {
 }
 
 
-@pytest.mark.parametrize("change", few(CHANGES, "one less held out", "one label"))
-@pytest.mark.parametrize("streaming", [False, True], ids=["in memory", "streamed"])
+@pytest.mark.parametrize(
+    ("streaming", "change"), few(product((False, True), CHANGES), (False, "one label"), (True, "one less held out"))
+)
 def test_whatever_changed_is_said(tmp_path, model, change, streaming, monkeypatch):
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
     folder = begun(tmp_path, model, "kto", streaming=streaming)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.catalogue import few
 from tests.engines.second_device import DEVICE, second_device
 from tests.tiny import tiny_model, write_prompts
 
@@ -193,7 +194,7 @@ def test_with_dropout_only_what_was_scored_without_it_can_be_compared():
     assert reduced(found)["sampling/sampling_logp_difference/mean"] == 1
 
 
-@pytest.mark.parametrize(("dropout", "told"), [(0.0, True), (0.5, False)])
+@pytest.mark.parametrize(("dropout", "told"), few([(0.0, True), (0.5, False)], (0.5, False)))
 def test_a_run_whose_updates_drop_and_that_scores_nothing_before_them_says_nothing_of_its_sampler(
     tmp_path, dropout, told
 ):
