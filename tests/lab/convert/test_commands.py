@@ -317,10 +317,11 @@ def scripts(count):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing")
-def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path):
+@pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path, times):
     """Bash itself runs the scripts here; convert never does."""
     (tmp_path / "env.sh").write_text("LR=11\nBS=12\nNO=13\n")
-    texts, known = list(scripts(6 * len(SNIPPETS))), 0
+    texts, known = list(scripts(times * len(SNIPPETS))), 0
     probes = " ".join(f'"{probe}"' for probe in PROBES)
     told_ = [f"(\n{text}\nprintf '<%s>' {probes}\n) 2>/dev/null\necho" for text in texts]
     ran = subprocess.run(["bash", "-c", "\n".join(told_)], cwd=tmp_path, capture_output=True, text=True, timeout=120)

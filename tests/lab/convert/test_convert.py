@@ -704,20 +704,23 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_setting_of_another_model_is_not_the_policys(other, estimator, tmp_path):
+def test_a_setting_of_another_model_is_not_the_policys(estimator, tmp_path):
     path = tmp_path / "run.sh"
-    told = []
-    for extra in ("", other):
+
+    def told(extra):
         path.write_text(
             f"python -m main_ppo {SIZED} algorithm.adv_estimator={estimator} trainer.total_training_steps=5 {extra}\n"
         )
-        told.append(convert(path))
-    before, after = ({k: v for k, v in one.settings.items() if k != "critic"} for one in told)
-    assert before == after
-    name = other.partition("=")[0]
-    taken = told[0].settings.get("critic") != told[1].settings.get("critic")
-    assert taken or any(f"{name} = " in note for note in told[1].notes)
+        return convert(path)
+
+    plain = told("")
+    for other in OTHERS:
+        found = told(other)
+        before, after = ({k: v for k, v in one.settings.items() if k != "critic"} for one in (plain, found))
+        assert before == after, other
+        name = other.partition("=")[0]
+        taken = plain.settings.get("critic") != found.settings.get("critic")
+        assert taken or any(f"{name} = " in note for note in found.notes), other
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
@@ -75,7 +76,7 @@ RANGES = [
 ]
 
 
-@pytest.mark.parametrize("form", RANGES)
+@catalogue("form", RANGES)
 def test_what_is_proposed_for_a_range_can_be_written(form: str):
     """A proposal must not be what was refused, or be refused in turn."""
     try:
