@@ -131,8 +131,8 @@ def seeds(default: list[float | None], best: list[float | None], measure: str = 
     return Confirmation(measure=measure, scores=tuple(scores))
 
 
-@pytest.mark.parametrize(
-    ("default", "best", "measure", "verdict"),
+@catalogue(
+    "default, best, measure, verdict",
     [
         ([0.40, 0.42, 0.41, 0.39], [0.60, 0.61, 0.62, 0.60], "score", 1),
         ([0.40, 0.42, 0.41, 0.39], [0.60, 0.20, 0.62, 0.30], "score", 0),

@@ -40,8 +40,8 @@ def test_a_logarithmic_range_of_whole_numbers_gives_whole_numbers():
     assert not knob.holds(4.5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@catalogue(
+    "text, message",
     [
         (
             "train.learnin_rate=log(1e-5,1e-2)",
