@@ -111,7 +111,7 @@ def test_a_reward_that_pays_everything_alike_is_said_to(folder, capsys):
     assert text_of(trial, "gold answers") == "right, empty and wrong answers all got 1"
 
 
-@pytest.mark.parametrize("column", ["solution", "reference", "answer"])
+@pytest.mark.parametrize("column", few(["solution", "reference", "answer"], "solution", "answer"))
 def test_the_verdict_says_why_right_answers_earn_nothing(tmp_path, capsys, column):
     """Programs that sort in place pass no test that compares the argument; a program that returns does."""
     test = "from solution import f\ndef test_it():\n    x = [2, 1]\n    assert {} == [1, 2], 'not sorted'\n"
@@ -250,7 +250,7 @@ def test_groups_that_differ_only_by_shaping_are_a_warning(config, folder, capsys
     shaped = f"{{function: {folder}/shaping.py:short, weight: 0.5}}"
     watched = f"{{name: exact_match, label: exact, weight: 0.1{gate}}}"
     entry = f"rewards=[{{function: {folder}/shaping.py:strict}}, {shaped}, {watched}]"
-    _, trial = tried(capsys, str(config), entry, "--prompts", "8")
+    _, trial = tried(capsys, str(config), entry, "--prompts", "6")
     assert status(trial)["useful groups"] == "ok"
     assert status(trial)["right answers"] == "warn"
     assert text_of(trial, "right answers").endswith("by strict: groups differ only by shaping, no answer was right")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.catalogue import few
+from tests.catalogue import catalogue, few
 from tests.evaluate.judging import says_good
 from tests.report.synthetic_run import evaluation
 from tests.tiny import tiny_model
@@ -168,7 +168,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("name", CASES)
+@catalogue("name", CASES)
 def test_what_counts_as_worse(name):
     after, given, expected = CASES[name]
     found = writes_worse(content(GOOD, after, given))

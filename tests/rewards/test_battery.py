@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 from tests.rewards.battery import MALFORMED_GOLDS, OWN, PUBLISHED, Case
 from tests.rewards.sayings import BOXED_WRONG, OTHER_RIGHT, OTHER_WRONG, SAID_RIGHT, SAID_WRONG
 
@@ -96,8 +97,8 @@ def test_algebra_follows_the_options():
     assert presets.math(given, gold, natural_log=True).score == 1.0
 
 
-@pytest.mark.parametrize(
-    ("completion", "reason"),
+@catalogue(
+    "completion, reason",
     [
         ("8 ≈ 7", "ambiguous"),
         ("> 7 > 8", "ambiguous"),
@@ -112,7 +113,7 @@ def test_algebra_follows_the_options():
         ([{"role": "assistant", "content": None}], "no_answer"),
     ],
 )
-@pytest.mark.parametrize("verifier", ["math", "math500", "numeric", "gsm8k", "svamp", "aime"])
+@catalogue("verifier", ["math", "math500", "numeric", "gsm8k", "svamp", "aime"])
 def test_the_reason_says_why_it_is_no_answer(verifier, completion, reason):
     assert VERIFIERS[verifier](completion, "7").reason == reason
 
@@ -124,10 +125,8 @@ def test_a_completion_that_is_no_text_is_an_error_that_says_so(completion):
             verifier(completion, "7")
 
 
-@pytest.mark.parametrize("verifier", ["math", "numeric"])
-@pytest.mark.parametrize(
-    "completion", ["about 3.1", r"\boxed{\approx 3.1}", "The answer is approximately 3.1.", "It is ≈ 3.1."]
-)
+@catalogue("verifier", ["math", "numeric"])
+@catalogue("completion", ["about 3.1", r"\boxed{\approx 3.1}", "The answer is approximately 3.1.", "It is ≈ 3.1."])
 def test_an_estimate_may_be_the_answer_where_a_tolerance_says_how_good_it_has_to_be(verifier, completion):
     judge = VERIFIERS[verifier]
     assert judge(completion, "3.14", relative_tolerance=0.05).score == 1.0
@@ -136,9 +135,7 @@ def test_an_estimate_may_be_the_answer_where_a_tolerance_says_how_good_it_has_to
     assert judge(completion, "4.14", relative_tolerance=0.05).score == 0.0
 
 
-@pytest.mark.parametrize(
-    "unit", ["dollars", "meters", "cents", "inches", "seconds", "dozen", "percent", "and", "apples"]
-)
+@catalogue("unit", ["dollars", "meters", "cents", "inches", "seconds", "dozen", "percent", "and", "apples"])
 def test_a_number_of_something_is_read_alike_however_it_is_spaced(unit):
     for options in (Options(), Options(words=True)):
         assert parse(f"12 {unit}", options) == parse(f"12  {unit}", options)

@@ -6,6 +6,7 @@ import doctest
 import time
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.errors import ConfigError
 from posttrain.rewards import format as form
@@ -21,8 +22,8 @@ def test_the_whole_completion_is_its_sections(text):
     assert (format_tags(text).score, format_tags(text).reason) == (1.0, "correct")
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"),
+@catalogue(
+    "text, reason",
     [
         ("", "no_answer"),
         ("4", "no_answer"),
@@ -100,8 +101,8 @@ def test_json_that_fits_is_right(json_schema, text):
     assert json_schema(text, schema=SCHEMA).score == 1
 
 
-@pytest.mark.parametrize(
-    ("text", "reason", "detail"),
+@catalogue(
+    "text, reason, detail",
     [
         ("", "no_answer", ""),
         ("four", "no_answer", "no JSON"),

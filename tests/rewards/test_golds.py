@@ -63,7 +63,7 @@ def rejected(verifier: Callable[..., Verdict], golds: list, renderings: list[str
         ("aime_1983_2023.jsonl", "answer", (aime,)),
     ],
 )
-@pytest.mark.parametrize("every", few([1, 7], 7))
+@pytest.mark.parametrize("every", few([1, 29], 29))
 def test_every_number_is_right_for_itself_however_it_is_given(file, column, verifiers, every):
     golds = [row[column] for row in rows(file)][::every]
     for verifier in verifiers:
@@ -72,7 +72,7 @@ def test_every_number_is_right_for_itself_however_it_is_given(file, column, veri
         assert verifiers[0](f"\\boxed{{{math_gold(gold)}1}}", gold) == 0.0
 
 
-@pytest.mark.parametrize("every", few([1, 7], 7))
+@pytest.mark.parametrize("every", few([1, 13], 13))
 def test_every_gold_of_math500_is_right_for_itself_however_it_is_given(every):
     golds = [row["answer"] for row in rows("math500.jsonl")][::every]
     for verifier in (math, math500):
@@ -105,7 +105,8 @@ def test_every_gold_of_math_train_is_right_for_itself():
     assert rejected(math, golds, LATEX[:2]) == []
 
 
-def test_real_solutions_are_judged_as_people_did():
+@pytest.mark.parametrize("every", few([1, 5], 5))
+def test_real_solutions_are_judged_as_people_did(every):
     """5,276 solutions of four models, labelled by OpenAI; the models were trained to end in `A: N`."""
     models = ("6b_finetuning", "6b_verification", "175b_finetuning", "175b_verification")
     solutions = [
@@ -114,4 +115,4 @@ def test_real_solutions_are_judged_as_people_did():
         for model in models
     ]
     assert len(solutions) == 5276
-    assert [solution for solution, gold, label in solutions if gsm8k(solution, gold) != float(label)] == []
+    assert [solution for solution, gold, label in solutions[::every] if gsm8k(solution, gold) != float(label)] == []

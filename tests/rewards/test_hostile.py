@@ -46,7 +46,7 @@ def reasons_of(scores: Scores, label: str) -> list[str | None]:
     return [None if verdict is None else verdict.reason for verdict in scores.verdicts[label][0]]
 
 
-@pytest.mark.parametrize("every", few([1, 3], 3))
+@pytest.mark.parametrize("every", few([1, 6], 6))
 def test_hostile_answers_come_back_while_the_main_process_goes_on(every: int):
     with build_rewards([Reward(name="math", timeout=DEADLINE)], workers=1) as rewards:
         rewards.score([prompt(0, answer=r"\tan^2 y+1")], [[completion(r"\boxed{\sec^2 y}")]])  # the worker is warm

@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.errors import ConfigError
 from posttrain.rewards import Reward
@@ -45,8 +46,8 @@ def test_an_installed_package_publishes_a_reward_by_name(score, reward_file, tmp
     assert score(["abc"], Reward(name="shortness")).parts == {"shortness": [[3.0]]}
 
 
-@pytest.mark.parametrize(
-    ("reward", "message"),
+@catalogue(
+    "reward, message",
     [
         (
             Reward(name="maths"),

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.catalogue import few
+from tests.catalogue import catalogue, few
 
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards import exact_match, math, numeric, regex
@@ -50,8 +50,8 @@ def test_exact_match_extracts_the_last_match():
     assert exact_match("none", "B", extract="[A-D]") == 0.0
 
 
-@pytest.mark.parametrize(
-    ("completion", "answer", "expected"),
+@catalogue(
+    "completion, answer, expected",
     [
         ("It is 1,234.", "1234", 1.0),
         ("$1,234.00", 1234, 1.0),
@@ -94,8 +94,8 @@ def test_regex_wants_the_whole_completion_unless_told_otherwise():
         regex("a", pattern="(")
 
 
-@pytest.mark.parametrize(
-    ("gold", "completion", "expected"),
+@catalogue(
+    "gold, completion, expected",
     [
         ("42", "so 42", 1.0),
         ("42", r"\boxed{42.0}", 1.0),

@@ -306,8 +306,18 @@ CREDITED = [  # a learned reward asks for a KL that rloo puts into the reward of
 ]
 
 
-@catalogue("facts", [*CREDITED, *map(wished, range(60))])
+@catalogue("facts", [*CREDITED, *map(wished, range(16))])
 def test_every_config_that_is_recommended_is_one_that_the_library_takes(facts):
+    check_recommended(facts)
+
+
+@pytest.mark.slow
+@catalogue("facts", map(wished, range(16, 60)))
+def test_every_config_of_more_wishes_is_one_that_the_library_takes(facts):
+    check_recommended(facts)
+
+
+def check_recommended(facts):
     for told in advise(facts).recommendations:
         config = load_config(yaml.safe_load(told.config)).config
         check(config)
@@ -317,15 +327,21 @@ def test_every_config_that_is_recommended_is_one_that_the_library_takes(facts):
 MACHINES = [("h100", 79.6), ("rtx-3090", 24), ("a100-80gb", 80), ("8xh100", 79.6), ("t4", 15), ("2xa100-40gb", 40)]
 
 
-@pytest.mark.parametrize(("gpus", "memory"), MACHINES)
+SIZED = [
+    {"data": "verifier", "goal": "reasoning", "size": "500m"},
+    {"data": "verifier", "priority": "quality", "size": "1.5b"},
+    {"data": "pairs", "size": "1.5b"},
+    {"data": "demonstrations", "size": "7b"},
+    {"data": "nothing", "reward": "model", "size": "0.5b"},
+]
+
+
 @pytest.mark.parametrize(
-    "facts",
-    [
-        {"data": "verifier", "goal": "reasoning", "size": "500m"},
-        {"data": "verifier", "priority": "quality", "size": "1.5b"},
-        {"data": "pairs", "size": "1.5b"},
-        {"data": "demonstrations", "size": "7b"},
-        {"data": "nothing", "reward": "model", "size": "0.5b"},
+    ("facts", "gpus", "memory"),
+    [  # in `make test` every machine once, each with other facts
+        pytest.param(facts, *machine, marks=[] if number % len(SIZED) == place else [pytest.mark.slow])
+        for place, facts in enumerate(SIZED)
+        for number, machine in enumerate(MACHINES)
     ],
 )
 def test_the_memory_of_an_advice_is_that_of_a_plan(facts, gpus, memory):

@@ -34,8 +34,8 @@ def offline(algorithm, **train) -> RunConfig:
     return config(algorithm=algorithm, rewards=[], train={"steps": 100, "prompts_per_step": 64, **train})
 
 
-@pytest.mark.parametrize(
-    ("given", "ids"),
+@catalogue(
+    "given, ids",
     [
         (config(train={"steps": 100, "learning_rate": 2e-5}), ["learning-rate-rl"]),
         (config(train={"steps": 100, "learning_rate": 1e-9}), ["learning-rate-rl"]),

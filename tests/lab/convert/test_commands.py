@@ -8,6 +8,7 @@ import shutil
 import subprocess
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.errors import ConfigError
 from posttrain.lab.convert import convert
@@ -28,8 +29,8 @@ def told(source):
     return {name: given.value for name, given in source.settings.items()}
 
 
-@pytest.mark.parametrize(
-    ("before", "given"),
+@catalogue(
+    "before, given",
     [
         ("A=(a.x=1 a.y=2)", '"${A[@]}"'),
         ("A=(a.x=1 a.y=2)", "${A[@]}"),
@@ -57,8 +58,8 @@ def test_every_override_is_read(before, given, tmp_path):
     assert source.to_do == []
 
 
-@pytest.mark.parametrize(
-    ("before", "given", "value"),
+@catalogue(
+    "before, given, value",
     [
         ("A='1 2'", 'a.x="$A"', "1 2"),
         ("A=1", "a.x='$A'", Unread("$A")),
@@ -80,8 +81,8 @@ def test_a_value_is_the_one_that_the_shell_gives_or_unread(before, given, value,
     assert source.settings["a.x"].value == value
 
 
-@pytest.mark.parametrize(
-    ("before", "word"),
+@catalogue(
+    "before, word",
     [
         ("", "--config-name=mine"),
         ("", "--config-path=here"),
@@ -107,8 +108,8 @@ def test_arguments_of_the_script_are_a_remark(tmp_path):
         assert "the arguments of this script are not in the file" in remark[1]
 
 
-@pytest.mark.parametrize("command", [VERL, "trl dpo --beta 0.2"])
-@pytest.mark.parametrize("between", ["", "echo done\n", "# trl dpo --beta 3\n", "echo main_ppo\n"])
+@catalogue("command", [VERL, "trl dpo --beta 0.2"])
+@catalogue("between", ["", "echo done\n", "# trl dpo --beta 3\n", "echo main_ppo\n"])
 def test_a_second_command_is_said(command, between, tmp_path):
     source = read(tmp_path, f"{command}\n{between}{command}\n")
     (left,) = source.to_do
@@ -150,8 +151,8 @@ def test_a_command_that_starts_no_program_of_trl_is_no_config(text, tmp_path):
         read(tmp_path, f"{text}\n", "" if "config" in text else "dpo")
 
 
-@pytest.mark.parametrize(
-    ("starts", "verb", "devices"),
+@catalogue(
+    "starts, verb, devices",
     [
         ("trl dpo", "", 1),
         ("trl dpo --num_processes 4", "", 4),
@@ -262,8 +263,8 @@ def test_a_file_without_a_command_says_what_helps(verb, tmp_path):
     assert ("--as" in str(error.value)) == (not verb)
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
+@catalogue(
+    "text, rate",
     [
         ("grep -q big conf.txt && LR=2", "${LR}"),
         ("grep -q big conf.txt || LR=2", "${LR}"),
@@ -317,10 +318,11 @@ def scripts(count):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="bash is missing")
-def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path):
+@pytest.mark.parametrize("times", [2, pytest.param(6, marks=pytest.mark.slow)])
+def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path, times):
     """Bash itself runs the scripts here; convert never does."""
     (tmp_path / "env.sh").write_text("LR=11\nBS=12\nNO=13\n")
-    texts, known = list(scripts(6 * len(SNIPPETS))), 0
+    texts, known = list(scripts(times * len(SNIPPETS))), 0
     probes = " ".join(f'"{probe}"' for probe in PROBES)
     told_ = [f"(\n{text}\nprintf '<%s>' {probes}\n) 2>/dev/null\necho" for text in texts]
     ran = subprocess.run(["bash", "-c", "\n".join(told_)], cwd=tmp_path, capture_output=True, text=True, timeout=120)
@@ -333,8 +335,8 @@ def test_a_value_is_the_one_that_bash_gives_or_unknown(tmp_path):
     assert known > len(texts)
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
+@catalogue(
+    "text, rate",
     [
         ("LR=2\nbash <<EOF\nLR=3\nrun $LR\nEOF", "2"),
         ("LR=2\nbash <<'EOF'\nLR=3\nrun $LR\nEOF", "$LR"),
@@ -448,8 +450,8 @@ def test_a_file_that_starts_nothing_is_refused(text, tmp_path):
         read(tmp_path, text + "\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
+@catalogue(
+    "text, words",
     [
         ("a 'b c' \"d e\" f\\ g", [["a", "b c", "d e", "f g"]]),
         ("a; b && c | d\ne", [["a"], ["b"], ["c"], ["d"], ["e"]]),

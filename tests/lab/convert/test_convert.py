@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from tests.catalogue import catalogue
 
 from posttrain.cli import run
 from posttrain.config import check, load_config
@@ -147,7 +148,7 @@ def test_there_are_ten_forms_of_trl_and_five_of_verl():
     assert sum(path.parent.name == "verl" for path in FILES) >= 5
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@catalogue("path", FILES, ids=lambda path: path.name)
 def test_a_file_means_here_what_it_means_there(path, tmp_path):
     conversion = convert(path, rows=ROWS)
     for told, begins in zip(conversion.open, LEFT.get(path.name, []), strict=True):
@@ -162,7 +163,7 @@ def test_a_file_means_here_what_it_means_there(path, tmp_path):
         assert found == value, key
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+@catalogue("path", FILES, ids=lambda path: path.name)
 def test_no_setting_of_a_file_is_passed_over(path):
     """A different value of the setting changes the config, a comment or a note."""
     source = read_source(path, "")
@@ -203,7 +204,7 @@ def test_every_setting_of_trl_is_known():
     assert [name for name in sorted(names) if entry_of("TRL", name) is None] == []
 
 
-@pytest.mark.parametrize(("verb", "form"), VERBS.items())
+@catalogue("verb, form", VERBS.items())
 def test_what_trl_does_by_default_is_what_is_done_here(verb, form, tmp_path):
     """The test compares every default of TRL's class that corresponds to a single setting of ours."""
     config = settings(as_yaml(tmp_path, verb), tmp_path)
@@ -226,8 +227,8 @@ def test_what_trl_does_by_default_is_what_is_done_here(verb, form, tmp_path):
     assert compared >= 9
 
 
-@pytest.mark.parametrize(
-    ("verb", "theirs", "ours"),
+@catalogue(
+    "verb, theirs, ours",
     [
         ("grpo", {"loss_type": "dapo"}, {"aggregation": "token_mean"}),
         ("grpo", {"epsilon": 0.2, "epsilon_high": None}, {"clip_low": 0.2, "clip_high": 0.2}),
@@ -264,7 +265,7 @@ LOSSES = [
 ]
 
 
-@pytest.mark.parametrize(("verb", "loss"), LOSSES)
+@catalogue("verb, loss", LOSSES)
 def test_every_loss_of_trl_loads(verb, loss, tmp_path):
     beside = {"cispo": {"epsilon_high": 5.0}, "simpo": {"cpo_alpha": 0.0}}.get(loss, {})
     given = loss.split("+") if "+" in loss else loss
@@ -376,8 +377,8 @@ def test_settings_that_mean_something_else_together_are_noted(given, noted, tmp_
     assert all(noted in note for note in notes)
 
 
-@pytest.mark.parametrize("estimator", FORMS["verl"]["main_ppo"]["choice"]["algorithm.adv_estimator"])
-@pytest.mark.parametrize("extra", ["", "algorithm.use_kl_in_reward=True", "actor_rollout_ref.actor.use_kl_loss=True"])
+@catalogue("estimator", FORMS["verl"]["main_ppo"]["choice"]["algorithm.adv_estimator"])
+@catalogue("extra", ["", "algorithm.use_kl_in_reward=True", "actor_rollout_ref.actor.use_kl_loss=True"])
 def test_every_advantage_of_verl_loads(estimator, extra, tmp_path):
     path = tmp_path / "run.sh"
     path.write_text(
@@ -434,8 +435,8 @@ def test_passes_need_the_number_of_rows(tmp_path):
 SIZED = "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet actor_rollout_ref.rollout.n=4"
 
 
-@pytest.mark.parametrize(
-    ("command", "name", "missing"),
+@catalogue(
+    "command, name, missing",
     [
         ("trl dpo --max_steps 5", "per_device_train_batch_size", ["prompts_per_step"]),
         ("trl sft --max_steps 5", "gradient_accumulation_steps", ["prompts_per_step"]),
@@ -500,9 +501,9 @@ def test_adapters_keep_their_settings_in_any_order(verb, order, tmp_path):
 # --- settings that depend on another one -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize(
-    ("verb", "given", "ours"),
+@catalogue("order", [1, -1])
+@catalogue(
+    "verb, given, ours",
     [
         ("dpo", {"warmup_ratio": 0.1, "warmup_steps": 0}, {"train.warmup_steps": 10}),
         ("dpo", {"warmup_ratio": 0.1, "warmup_steps": 7}, {"train.warmup_steps": 7}),
@@ -550,9 +551,9 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
     assert (config.checkpoint.every, config.evaluation.every) == ((30, 5) if strategy == "steps" else (0, 0))
 
 
-@pytest.mark.parametrize("order", [1, -1])
-@pytest.mark.parametrize(
-    ("given", "ours"),
+@catalogue("order", [1, -1])
+@catalogue(
+    "given, ours",
     [
         ("optim.lr_warmup_steps=10 optim.lr_warmup_steps_ratio=0.5", {"train.warmup_steps": 10}),
         ("optim.lr_warmup_steps=10 optim.lr_warmup_steps_ratio=0.0", {"train.warmup_steps": 10}),
@@ -668,8 +669,8 @@ def test_a_reward_model_of_verl_beside_a_function_is_asked_for(section, tmp_path
     assert any("write a function of ours that calls verl's" in text for text in conversion.open)
 
 
-@pytest.mark.parametrize(
-    ("value", "read"),
+@catalogue(
+    "value, read",
     [
         ("${trainer.project_name}", "p"),
         ("runs/${trainer.project_name}/${trainer.experiment_name}", "runs/p/e"),
@@ -704,20 +705,23 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("estimator", ["gae", "grpo"])
-@pytest.mark.parametrize("other", OTHERS)
-def test_a_setting_of_another_model_is_not_the_policys(other, estimator, tmp_path):
+def test_a_setting_of_another_model_is_not_the_policys(estimator, tmp_path):
     path = tmp_path / "run.sh"
-    told = []
-    for extra in ("", other):
+
+    def told(extra):
         path.write_text(
             f"python -m main_ppo {SIZED} algorithm.adv_estimator={estimator} trainer.total_training_steps=5 {extra}\n"
         )
-        told.append(convert(path))
-    before, after = ({k: v for k, v in one.settings.items() if k != "critic"} for one in told)
-    assert before == after
-    name = other.partition("=")[0]
-    taken = told[0].settings.get("critic") != told[1].settings.get("critic")
-    assert taken or any(f"{name} = " in note for note in told[1].notes)
+        return convert(path)
+
+    plain = told("")
+    for other in OTHERS:
+        found = told(other)
+        before, after = ({k: v for k, v in one.settings.items() if k != "critic"} for one in (plain, found))
+        assert before == after, other
+        name = other.partition("=")[0]
+        taken = plain.settings.get("critic") != found.settings.get("critic")
+        assert taken or any(f"{name} = " in note for note in found.notes), other
 
 
 # --- reading ----------------------------------------------------------------------------------------------------------
@@ -889,7 +893,7 @@ def typed(cell):
     return {key: yaml.safe_load(value) for key, value in re.findall(r"`([\w.]+): (.*?)`", cell)}
 
 
-@pytest.mark.parametrize(("tree", "ours"), [pytest.param(*rest, id=name) for name, *rest in typed_by_hand()])
+@catalogue("tree, ours", [rest for _, *rest in typed_by_hand()], ids=[name for name, *_ in typed_by_hand()])
 def test_the_settings_of_a_page_can_be_typed_by_hand(tree, ours):
     """They load, and they include each null, without which a value of the preset would stay."""
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.errors import ConfigError
 from posttrain.lab.convert import convert
@@ -38,9 +39,9 @@ ONE = {
 }
 
 
-@pytest.mark.parametrize("first", ONE)
-@pytest.mark.parametrize("last", ONE)
-@pytest.mark.parametrize("named", [False, True])
+@catalogue("first", ONE)
+@catalogue("last", ONE)
+@catalogue("named", [False, True])
 def test_the_last_trainer_is_read_with_its_own_config(first, last, named, tmp_path):
     made = [f"{form}Config('{m}', max_steps={n})" for form, m, n in ((first, "one", 1), (last, "two", 2))]
     text = f"b = {made[1]}\na = {made[0]}\n" if named else ""  # the config of the first trainer is the last one
@@ -80,7 +81,7 @@ VALUES = {
 ORDERED = [form for form, told in FORMS["TRL"].items() if "order" in told]
 
 
-@pytest.mark.parametrize("form", ORDERED)
+@catalogue("form", ORDERED)
 def test_arguments_mean_the_same_with_and_without_names(form, tmp_path):
     """The order is that of TRL 1.16; for PPO, of TRL 0.12 and 0.11."""
     config = form.partition(" ")[0]
@@ -114,8 +115,8 @@ def test_arguments_in_a_dict_are_read(given, tmp_path):
 TRAINER = "DPOTrainer('a/b', None, args, train_dataset=load_dataset('x/y', split='train'))\n"
 
 
-@pytest.mark.parametrize(
-    ("text", "rate"),
+@catalogue(
+    "text, rate",
     [
         ("args = DPOConfig(max_steps=2)\nargs.learning_rate = 3e-4\n", 3e-4),
         ("args = DPOConfig(max_steps=2, learning_rate=1e-6)\nargs.learning_rate = 3e-4\n", 3e-4),
@@ -266,7 +267,7 @@ CHANGES |= {
 }
 
 
-@pytest.mark.parametrize("way", CHANGES)
+@catalogue("way", CHANGES)
 def test_a_config_that_may_have_changed_is_never_ready(way, tmp_path):
     text = f"args = DPOConfig('o', max_steps=5, beta=0.1)\n{CHANGES[way]}"
     assert converted(tmp_path, text + TRAINER).open
@@ -274,7 +275,7 @@ def test_a_config_that_may_have_changed_is_never_ready(way, tmp_path):
     assert converted(tmp_path, f"def main():\n    {inside}\nmain()\n").open
 
 
-@pytest.mark.parametrize("way", [way for way in CHANGES if way not in ("its dict", "a key of its dict", "object")])
+@catalogue("way", [way for way in CHANGES if way not in ("its dict", "a key of its dict", "object")])
 def test_a_dict_that_may_have_changed_is_never_ready(way, tmp_path):
     change = CHANGES[way].replace(".beta", "['beta']").replace("args", "kw").replace("dataclasses.replace", "dict")
     text = f"kw = dict(max_steps=5, beta=0.1)\n{change}args = DPOConfig('o', **kw)\n{TRAINER}"

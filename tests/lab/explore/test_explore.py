@@ -9,6 +9,7 @@ from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from tests.catalogue import catalogue
 from tests.lab.explore.planned import planned, random_selection
 
 from posttrain.algorithms import ALGORITHMS
@@ -24,14 +25,20 @@ from posttrain.lab.plan.verdict import Verdict
 VOID = {"meta", "input", "br", "link", "img", "hr", "col"}
 
 
-@pytest.fixture(scope="module")
-def offered():
-    """A subset of the choices that is planned quickly."""
-    fewer = {"model": ("0.5b", "7b"), "tokens": ("2048", "32768"), "group": ("8",), "gpus": ("1", "8", "64")}
+FEW = {"model": ("0.5b", "7b"), "tokens": ("2048",), "group": ("8",), "gpus": ("1", "8", "64")}
+
+
+def subset(fewer):
     return {
         name: replace(choice, values={key: choice.values[key] for key in fewer.get(name, choice.values)})
         for name, choice in choices().items()
     }
+
+
+@pytest.fixture(scope="module")
+def offered():
+    """A subset of the choices that is planned quickly."""
+    return subset(FEW)
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +54,10 @@ def html(offered, asked):
 @pytest.fixture(scope="module")
 def told(html):
     """The data that the page's script looks up."""
+    return data_of(html)
+
+
+def data_of(html):
     return json.loads(html.partition('id="explore-data">')[2].partition("</script>")[0])
 
 
@@ -113,8 +124,20 @@ def looked_up(told, key: str, chosen) -> list[dict[tuple[str, str], int]]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(24))
+@catalogue("seed", range(24))
 def test_the_page_carries_the_numbers_of_the_planner(told, offered, seed):
+    check_numbers(told, offered, seed)
+
+
+@pytest.mark.slow
+def test_a_page_with_more_choices_carries_the_numbers_of_the_planner(asked):
+    offered = subset({**FEW, "tokens": ("2048", "8192", "32768")})
+    told = data_of(render(offered, asked))
+    for seed in range(48):
+        check_numbers(told, offered, seed)
+
+
+def check_numbers(told, offered, seed):
     chosen = random_selection(random.Random(seed), offered)
     plan = planned(chosen["a"], chosen)
     assert looked_up(told, chosen["a"], chosen) == plan.parts
@@ -125,7 +148,7 @@ def test_the_page_carries_the_numbers_of_the_planner(told, offered, seed):
     assert ("yes", "probably", "hardly", "no")[answer] == plan.answer
 
 
-@pytest.mark.parametrize("seed", range(24))
+@catalogue("seed", range(24))
 def test_the_command_sets_what_was_planned(told, offered, seed):
     """The command is put together like in the script: from the fixed settings and those of each choice."""
     chosen = random_selection(random.Random(seed), offered)
@@ -186,7 +209,7 @@ def check_walk(walk, asked, seed):
         assert [texts[t] for t in said[name]] == [[p.text, "; ".join(p.sources)] for p in getattr(advice, name)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@catalogue("seed", range(12))
 def test_the_walk_ends_where_the_advisor_does(told, asked, seed):
     check_walk(told["walk"], asked, seed)
 

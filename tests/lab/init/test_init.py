@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import pty
+from itertools import cycle
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,12 @@ def test_a_project_runs_as_it_is(tmp_path, kind):
 def test_each_config_is_one_of_a_run_whatever_is_answered(kind, model, tmp_path):
     wheres = [(where, "balance") for where in CHOICES["where"]]
     goals = [("auto", goal) for goal in CHOICES["goal"] if goal != "balance"]
-    for number, (where, goal) in enumerate([*wheres, *goals, ("cpu", "memory")]):
+    answers = [*wheres, *goals, ("cpu", "memory")]
+    if model == "tiny":  # every answer once, together with another; the slow cases have each alone
+        places = cycle(CHOICES["where"])
+        answers = [(next(places), goal) for goal in CHOICES["goal"]]
+        assert {where for where, _ in answers} == set(CHOICES["where"])
+    for number, (where, goal) in enumerate(answers):
         folder = tmp_path / str(number)
         make_project(Answers(data=kind, model=model, where=where, goal=goal, folder=folder))
         text = (folder / "config.yaml").read_text()
@@ -68,8 +74,13 @@ def test_each_config_is_one_of_a_run_whatever_is_answered(kind, model, tmp_path)
         assert max(map(len, text.splitlines())) <= 120
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("where", "goal"), [("auto", "balance"), ("cpu", "memory"), ("gpu", "quality")])
+ALONE = [(kind, "auto", "balance") for kind in KINDS]
+ELSEWHERE = [(kind, *answers) for answers in (("cpu", "memory"), ("gpu", "quality")) for kind in KINDS]
+
+
+@pytest.mark.parametrize(
+    ("kind", "where", "goal"), few([*ALONE, *ELSEWHERE], *ALONE, *(one for one in ELSEWHERE if one[0] == "answers"))
+)
 def test_sizes_rates_and_adapters_of_a_real_model_are_those_that_advise_says(kind, where, goal, tmp_path):
     make_project(Answers(data=kind, model="Qwen/Qwen3-0.6B", where=where, goal=goal, folder=tmp_path))
     ours = yaml.safe_load((tmp_path / "config.yaml").read_text())

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -327,10 +328,10 @@ def test_an_engine_of_its_own_sums_two_outputs_per_layer_and_is_sent_the_weights
     assert found["weights to the sampler"] * 4 == pytest.approx(2 * SHAPE.parameters)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("place", [0, 1], ids=["2.7M", "110M"])
-@pytest.mark.parametrize(
-    ("task", "rows", "kind"),
+@catalogue("precision", ["float32", "bfloat16"])
+@catalogue("place", [0, 1], ids=["2.7M", "110M"])
+@catalogue(
+    "task, rows, kind",
     [
         ("grpo", 8, "prompts"),
         ("dpo", 16, "pairs"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
@@ -13,8 +14,8 @@ from posttrain.lab.plan.target import Target, available_memory, free_disk
 from posttrain.models import compute
 
 
-@pytest.mark.parametrize(
-    ("text", "count", "key"),
+@catalogue(
+    "text, count, key",
     [
         ("8xH100", 8, "h100"),
         ("2 x A100", 2, "a100-80gb"),
@@ -42,8 +43,8 @@ def test_devices_are_found_as_people_write_them(text, count, key):
     assert (found.count, found.device.key) == (count, key)
 
 
-@pytest.mark.parametrize(
-    ("text", "meant"),
+@catalogue(
+    "text, meant",
     [
         ("1x24", "24 GB have l4, a10g, rtx-4090, rtx-3090: for example --gpus l4."),
         ("8x80gb", "80 GB have h100, a100-80gb: for example --gpus 8xh100."),

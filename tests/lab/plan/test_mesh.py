@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.errors import ConfigError
 from posttrain.lab.plan import cost
@@ -31,8 +32,8 @@ SHAPE = read_architecture("70b")
 WORK = Workload(architecture=SHAPE, algorithm="sft", needs=frozenset(), data_kind="examples", ranks=64, sharding="full")
 
 
-@pytest.mark.parametrize(
-    ("fields", "tensor", "shard", "same"),
+@catalogue(
+    "fields, tensor, shard, same",
     [
         ({}, Group(1, 1), Group(64, 8), Group(1, 1)),
         ({"tensor": 2}, Group(2, 2), Group(32, 4), Group(1, 1)),

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.config import load_config
 from posttrain.errors import ConfigError, DoesNotFit
@@ -145,8 +146,8 @@ def test_a_plan_without_a_server_on_a_gpu_has_no_placements():
 # --- the rule --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("changes", "cards", "taken"),
+@catalogue(
+    "changes, cards, taken",
     [
         ({}, 0, "beside"),
         ({}, 1, "shared"),

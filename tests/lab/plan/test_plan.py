@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.catalogue import catalogue
 
 import posttrain as pt
 from posttrain.cli import run
@@ -64,8 +65,8 @@ def test_what_is_drawn_shorter_takes_less_time_and_the_same_memory():
     assert mean.memory.bytes == longest.memory.bytes
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
+@catalogue(
+    "given, message",
     [
         ({"model": "7b"}, "neither a configuration nor both a model and an algorithm"),
         ({"model": "7b", "algorithm": "grop"}, "Did you mean grpo"),

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from benchmarks.ranks_memory import RESULTS, case_named, planned
+from tests.catalogue import catalogue
 
 LINES = [
     line
@@ -19,7 +20,7 @@ def test_at_least_six_runs_were_measured_on_one_two_and_four_ranks():
     assert {line["ranks"] for line in LINES} == {1, 2, 4}
 
 
-@pytest.mark.parametrize("line", LINES, ids=[f"{line['case']}, {line['ranks']}" for line in LINES])
+@catalogue("line", LINES, ids=[f"{line['case']}, {line['ranks']}" for line in LINES])
 def test_the_plan_of_an_update_is_within_a_tenth_of_what_was_measured(line):
     update = planned(case_named(line["case"]), line["ranks"], line.get("neighbours", 1)).phase("train")
     assert update is not None

@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.cli import run
 from posttrain.rewards.audit import CHECKS
@@ -39,6 +40,6 @@ def test_the_page_shows_the_output(number, name, code, capsys, patient):
     assert stable(capsys.readouterr().out) == stable(block("text", number))
 
 
-@pytest.mark.parametrize("check", CHECKS, ids=[check.name for check in CHECKS])
+@catalogue("check", CHECKS, ids=[check.name for check in CHECKS])
 def test_the_page_has_every_check_with_its_limit(check):
     assert f"| `{check.name}` | {check.asks} | {check.limit()} |" in PAGE

@@ -7,7 +7,8 @@ from tests.rewards.audit.rows import few_answers, planted, sums, tasks, weak_tas
 
 from posttrain.errors import SandboxUnavailable
 from posttrain.rewards import Reward
-from posttrain.rewards.audit import CHECKS, audit
+from posttrain.rewards.audit import CHECKS, audit, subject
+from posttrain.rewards.pool import WorkerPool
 
 EXPECTED: list[tuple[str, str, str]] = [
     ("false_accepts", "accepting:stuffing", "fail"),
@@ -74,13 +75,16 @@ ANOTHER = {
 }
 """Slow cases: the same check finds another reward above in the same way. Rewards that hang are in test_parts.py."""
 
+FORM = "#### GOLD"
 TOLD: dict[str, dict[str, Any]] = {
-    "latency": {"step_seconds": 1.0, "completions_per_step": 256},
-    "noise": {"stochastic": True},
-    "safety": {"form": "#### GOLD"},
+    "latency": {"step_seconds": 1.0, "completions_per_step": 256, "form": FORM},
+    "noise": {"stochastic": True, "form": FORM},
+    **{check: {"form": FORM} for check in ("malformed_rows", "contract", "length_slope", "format_slope")},
+    **{check: {"form": FORM} for check in ("determinism", "safety", "side_effects", "hostile_inputs")},
 }
-"""The arguments without which a check means nothing, or makes too many calls of a slow reward."""
-HANGS = 2.0
+"""The arguments without which a check means nothing or makes too many calls. The checks of answers look for the form
+themselves."""
+HANGS = 1.0
 """Deadline in seconds for a call of a grader that attack programs hang."""
 
 
@@ -88,15 +92,25 @@ def is_slow(check: str, name: str) -> bool:
     return name in ANOTHER or (check, name) in ANOTHER
 
 
+@pytest.fixture
+def small(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Audit with few rows and one worker, except in slow tests: a defect shows in each row."""
+    if not request.node.get_closest_marker("slow"):
+        monkeypatch.setattr(subject, "MOST_ROWS", 16)
+        monkeypatch.setattr(WorkerPool.__init__, "__defaults__", (1, *WorkerPool.__init__.__defaults__[1:]))
+
+
+@pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("check", "name", "status"),
     [pytest.param(*each, marks=[pytest.mark.slow] if is_slow(*each[:2]) else []) for each in EXPECTED],
     ids=[f"{c}-{n}" for c, n, _ in EXPECTED],
 )
 def test_a_planted_defect_is_found_by_its_check(check, name, status):
-    rows = tasks() if name.startswith("programs") else sums()
+    is_code = name.startswith("programs")
     reward = Reward(function=planted(name), timeout=HANGS if check == "code_attacks" else 10.0)
-    finding = audit(reward, rows, only=[check], **TOLD.get(check, {}))[check]
+    told = {} if is_code else TOLD.get(check, {})
+    finding = audit(reward, tasks() if is_code else sums(), only=[check], **told)[check]
     assert finding.status == status, finding
     assert finding.examples, "a finding needs an example to be useful"
 
@@ -117,9 +131,10 @@ def test_a_judge_that_likes_a_key_is_found_and_one_in_a_thousand_is_forgiven():
     assert finding.limit == "fail > 1 %"
 
 
+@pytest.mark.usefixtures("small")
 def test_groups_without_signal_are_found():
-    completions = [["#### 1"] * 4, ["nothing"] * 4, ["#### 77"] * 4]
-    finding = audit(planted("honest:marked"), sums(), completions=completions, only=["group_signal"])["group_signal"]
+    given = {"completions": [["#### 1"] * 4, ["nothing"] * 4, ["#### 77"] * 4], "form": FORM}
+    finding = audit(planted("honest:marked"), sums(), **given, only=["group_signal"])["group_signal"]
     assert (finding.status, finding.measured) == ("warn", 1.0)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.config import CheckConfig, JudgeConfig, RewardConfig, check, load_config, to_yaml
 from posttrain.errors import ConfigError
@@ -20,8 +21,8 @@ RUN: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
+@catalogue(
+    "settings, message",
     [
         ({"model": "folder", "timeout": 5}, r"judge.timeout without judge.url, for a model that runs here"),
         ({"model": "folder", "max_calls": 5}, r"judge.max_calls without judge.url"),

@@ -6,6 +6,7 @@ import doctest
 import re
 
 import pytest
+from tests.catalogue import catalogue
 from tests.rewards.judge.server import texts_of
 from tests.rewards.rollouts import prompt
 
@@ -28,7 +29,7 @@ ESCAPES = [
 ]
 
 
-@pytest.mark.parametrize("text", ESCAPES)
+@catalogue("text", ESCAPES)
 def test_an_answer_cannot_leave_its_place(text):
     question = Template.of("pairwise").fill(prompt="2 + 2?", first=text, second="4")
     assert sorted(texts_of(question)) == ["answer_a", "answer_b", "request"]
@@ -122,8 +123,8 @@ def test_a_template_is_found_beside_the_config_or_missed(template, tmp_path):
 # verdicts
 
 
-@pytest.mark.parametrize(
-    ("text", "verdict"),
+@catalogue(
+    "text, verdict",
     [
         ("Verdict: A", "A"),
         ("both fine\n\n**Verdict: tie**  ", "tie"),

@@ -110,8 +110,8 @@ def test_without_the_choices_any_text_may_follow_a_marked_letter(text):
     assert multiple_choice(text, "B") == 1.0, multiple_choice(text, "B")
 
 
-@pytest.mark.parametrize(
-    ("place", "text", "score"),
+@catalogue(
+    "place, text, score",
     [
         ("box", r"The answer is \boxed{B}", 1),
         ("box", "The answer is B", 0),

@@ -8,6 +8,7 @@ from fractions import Fraction
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.verify.mathematics.approximate import approximate
 from posttrain.verify.mathematics.evaluate import Evaluator
@@ -60,8 +61,8 @@ def test_exact_sums_and_products_agree_with_floating_point(one: Node, other: Nod
         assert cmath.isclose(rough[0], rough[1], rel_tol=1e-6, abs_tol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@catalogue(
+    "one, other",
     [
         (r"\sqrt{12}", r"2\sqrt{3}"),
         (r"\sqrt{2}\sqrt{3}", r"\sqrt{6}"),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from tests.catalogue import catalogue
 
 pytest.importorskip("math_verify", reason="the extra [math] is not installed")
 
 from posttrain.verify.mathematics.symbolic import equivalent
 
 
-@pytest.mark.parametrize(
-    ("gold", "given"),
+@catalogue(
+    "gold, given",
     [
         (r"1+\sqrt2", r"\sqrt{3+2\sqrt2}"),
         (r"\sqrt[3]{2+\sqrt5}", r"\frac{1+\sqrt5}{2}"),
@@ -29,8 +30,8 @@ def test_what_is_equal_by_algebra_is_the_gold(gold: str, given: str):
     assert equivalent(gold, given)
 
 
-@pytest.mark.parametrize(
-    ("gold", "given", "leniency"),
+@catalogue(
+    "gold, given, leniency",
     [
         (r"\frac{1}{2004!}", r"\frac{1}{2006!}", "floats rounded to 6 places"),
         ("0.0000004", "0.0000001", "floats rounded to 6 places"),

@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import pytest
+from tests.catalogue import catalogue
 from tests.rewards.rollouts import completion, prompt
 
 from posttrain.errors import ConfigError, DataError, SandboxUnavailable
@@ -114,8 +115,8 @@ def test_numbers_in_output_may_have_a_tolerance():
         judged("print(1 / 3)", **row, tolerance=-1)
 
 
-@pytest.mark.parametrize(
-    ("program", "test", "score"),
+@catalogue(
+    "program, test, score",
     [
         ("def f(n):\n    return [2, 1]\n", "assert sorted(f(0)) == [1, 2]", 1.0),
         ("def f(n):\n    return iter([1, 2])\n", "assert list(f(0)) == [1, 2]", 1.0),

@@ -3,12 +3,13 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.verify.programs.compare import same, same_output
 
 
-@pytest.mark.parametrize(
-    ("expected", "given", "exact", "float_ok", "python"),
+@catalogue(
+    "expected, given, exact, float_ok, python",
     [
         (1, 1, True, True, True),
         (1, True, False, False, True),
@@ -45,8 +46,8 @@ def test_every_value_is_itself(value):
     assert same(value, value, "exact")
 
 
-@pytest.mark.parametrize(
-    ("expected", "given", "tolerance", "equal"),
+@catalogue(
+    "expected, given, tolerance, equal",
     [
         ("1\n2\n", "1\n2", 0, True),
         ("1\n2", "1 \n2\t\n\n", 0, True),
@@ -71,8 +72,8 @@ def test_output_is_compared_line_by_line(expected, given, tolerance, equal):
     assert same_output(expected, given, tolerance=tolerance) is equal
 
 
-@pytest.mark.parametrize(
-    ("expected", "given", "close"),
+@catalogue(
+    "expected, given, close",
     [
         (0.3, 0.1 + 0.2, True),
         ([0.3, (1.0,)], [0.1 + 0.2, (1.0 + 1e-12,)], True),

@@ -8,6 +8,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.verify.programs.plain import NotPlain, dump, load, pack, unpack
 
@@ -121,7 +122,7 @@ def test_other_values_do_not_cross(value, message):
         pack(value)
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "frame",
     [
         b"",
@@ -140,7 +141,7 @@ def test_a_frame_is_one_object_of_finite_numbers(frame):
         load(frame)
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "data",
     [
         {},

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.verify.programs.program import find_program
 
@@ -13,8 +14,8 @@ def block(source: str, language: str = "python") -> str:
     return f"```{language}\n{source}```\n"
 
 
-@pytest.mark.parametrize(
-    ("completion", "source"),
+@catalogue(
+    "completion, source",
     [
         (block(ONE), ONE),
         ("Here it is:\n" + block(ONE) + "It returns 1.", ONE),
@@ -44,12 +45,12 @@ def test_without_a_function_the_last_python_block_counts():
 PROGRAM = "print(int(input()) + 1)\n"
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "example",
     ["Input: 1\nOutput: 2\n", "1\n", "1 2 3\n6\n", "2\n", "yes\n", "3, 4\n", "Sample: (1, 2)\n", "$ python f.py\n",
      "'x'\n", "x\n", "1 + 1\n", "[1, 2]\n", "", ">>> 1\n", "n: 3\n\nanswer: 4\n"],
 )  # fmt: skip
-@pytest.mark.parametrize("language", ["python", "py", "Python3", ""])
+@catalogue("language", ["python", "py", "Python3", ""])
 def test_an_example_of_input_and_output_is_not_the_program(example, language):
     shown = "Example:\n" + block(example, "")
     assert find_program(block(PROGRAM, language) + shown).source == PROGRAM
@@ -64,7 +65,7 @@ def test_an_example_that_could_be_code_does_not_replace_a_block_fenced_as_python
 KINDS = {"python": "print({})\n", "": "print({})\n", "example": "Input: {}\nOutput: 2\n", "text": "print({})\n"}
 
 
-@pytest.mark.parametrize("kinds", list(itertools.product(KINDS, repeat=3)))
+@catalogue("kinds", list(itertools.product(KINDS, repeat=3)))
 def test_one_block_runs_and_its_place_and_fence_choose_it(kinds):
     """What the blocks print, and so which one is right, has no say. All sequences of three."""
 
@@ -78,8 +79,8 @@ def test_one_block_runs_and_its_place_and_fence_choose_it(kinds):
     assert {place(*numbers) for numbers in itertools.permutations((1, 2, 3))} == {expected[0] if expected else None}
 
 
-@pytest.mark.parametrize(
-    ("completion", "truncated", "reason"),
+@catalogue(
+    "completion, truncated, reason",
     [
         ("", False, "no_answer"),
         ("I do not know.", False, "no_answer"),
@@ -116,7 +117,7 @@ def ran(source: str):
     return names["f"]
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "completion",
     [
         "    return [helper(n)]\n",

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.errors import DataError
 from posttrain.verify.programs.rewrite import Call, Script
@@ -13,8 +14,8 @@ def suite_of(**row) -> tuple:
     return read_suite(row).tests
 
 
-@pytest.mark.parametrize(
-    ("assertion", "call"),
+@catalogue(
+    "assertion, call",
     [
         ("assert f(1, [2]) == (3, 4)", Call("f(1, [2])", "equal", (3, 4))),
         ("assert f(1)==-2.5 ", Call("f(1)", "equal", -2.5)),
@@ -32,8 +33,8 @@ def test_an_assertion_about_one_call_becomes_that_call(assertion, call):
     assert suite_of(test_list=[assertion]) == (call,)
 
 
-@pytest.mark.parametrize(
-    ("assertion", "functions"),
+@catalogue(
+    "assertion, functions",
     [
         ("assert set(f([1, 1])) == {1}", ["f"]),
         ("assert sorted(f(3)) == [1, 2]", ["f"]),
@@ -92,8 +93,8 @@ def test_a_method_is_an_entry_point():
     assert call == Call("Solution().twoSum(nums=[3, 3], target=6)", "equal", [0, 1])
 
 
-@pytest.mark.parametrize(
-    ("row", "tests"),
+@catalogue(
+    "row, tests",
     [
         ({"tests": [{"input": "1\n", "output": "2\n"}]}, (Stdio("1\n", "2\n"),)),
         ({"tests": [{"input": ["1", "2"], "output": "3"}]}, (Stdio("1\n2", "3"),)),
@@ -148,8 +149,8 @@ def test_columns_that_are_empty_do_not_count():
     )
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
+@catalogue(
+    "row, message",
     [
         ({}, "a row without tests; allowed: one of the columns tests, test_list"),
         ({"tests": []}, "tests that cannot be read"),
@@ -198,8 +199,8 @@ def script_of(*lines: str, names: str = "f, g, Stack, LIMIT, MyError") -> str:
     return "\n".join([f"from solution import {names}", "def test_it():", *(f"    {line}" for line in lines)])
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
+@catalogue(
+    "lines, message",
     [
         (["s = Stack()", "s.push(1)", "assert s.pop() == 1"], "uses .push of what Stack returns"),
         (["s = t = Stack(3)", "assert t.size == 3"], "uses .size of what Stack returns"),
@@ -262,7 +263,7 @@ TRUE_OF_FUNCTIONS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "lines",
     [
         *([*lines[:-1], lines[-1].format(fails), "assert g(1)"] for fails in FAILS for lines in GUARDS),

@@ -1,4 +1,7 @@
-"""Run attacks in one tier and print the outcomes as JSON: `withstand.py KIND SECONDS NAME ...`."""
+"""Run attacks in one tier and print the outcomes as JSON: `withstand.py KIND SECONDS NAME ...`.
+
+With less than a second, each attack meets one form of tests, and the forms take turns; else it meets all of them.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +71,10 @@ def main(kind: str, seconds: str, *names: str) -> None:
     runner = CodeRunner({"sandbox": kind}, size=4)
     with scene() as (outside, found):
         chosen = [attack for attack in ATTACKS if attack.name in names]
-        attacks = [(attack, tests) for attack in chosen for tests in tests_for(attack)]
+        forms = [tests_for(attack) for attack in chosen]
+        if float(seconds) < 1:
+            forms = [[some[turn % len(some)]] for turn, some in enumerate(forms)]
+        attacks = [(attack, tests) for attack, some in zip(chosen, forms, strict=True) for tests in some]
         calls = [{"completion": fenced(attack.source(outside)), **tests} for attack, tests in attacks]
         outcomes: list[Any] = [None] * len(calls)
         for some, wall in (

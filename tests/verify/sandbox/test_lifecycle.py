@@ -28,7 +28,7 @@ def below(pid: int) -> set[int]:
     return {process.pid for process in psutil.Process(pid).children(recursive=True)}
 
 
-@pytest.mark.parametrize("count", [200, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_many_programs_leave_no_process_no_descriptor_and_no_file(sandbox, count, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # other processes of tests write into the usual one
     programs = [
@@ -38,7 +38,7 @@ def test_many_programs_leave_no_process_no_descriptor_and_no_file(sandbox, count
         ("x = []\nwhile True: x.append(bytearray(1 << 24))", b""),
         ("while True: print('x' * 1000)", b""),
     ]
-    mixed = [programs[0] if number % 25 else programs[number // 25 % 5] for number in range(count)]
+    mixed = [programs[0] if number % 20 else programs[number // 20 % 5] for number in range(count)]
     sandbox.run_many(mixed[:4])
     before = below(os.getpid()), len(os.listdir("/proc/self/fd"))
     limits = Limits(wall=2, memory=1 << 28)

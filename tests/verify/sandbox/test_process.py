@@ -10,6 +10,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.errors import ConfigError
 from posttrain.verify.sandbox import Limits, Sandbox, SandboxUnavailable
@@ -23,8 +24,8 @@ def test_a_program_reads_its_input_and_its_output_is_kept_apart(sandbox):
     assert (ran.ended, ran.returncode, ran.stdout, ran.stderr, ran.result) == ("exited", 0, b"42\n", b"note\n", None)
 
 
-@pytest.mark.parametrize(
-    ("source", "code", "last"),
+@catalogue(
+    "source, code, last",
     [
         ("raise SystemExit", 0, None),
         ("import sys; sys.exit(3)", 3, None),

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 
 import pytest
-from tests.catalogue import few
+from tests.catalogue import catalogue, few
 
 from posttrain.lab.experiments.compare.estimates import (
     Estimate,
@@ -97,10 +97,10 @@ def test_p_is_where_the_interval_just_reaches_zero():
     assert touching.low == pytest.approx(0.0, abs=1e-6)
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5, 9])
-@pytest.mark.parametrize("apart", [0.0, 0.05, 0.3, -12.5])
-@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e5])
-@pytest.mark.parametrize("compare", [paired, ratio])
+@catalogue("seeds", [2, 3, 5, 9])
+@catalogue("apart", [0.0, 0.05, 0.3, -12.5])
+@catalogue("scale", [1e-3, 1.0, 1e5])
+@catalogue("compare", [paired, ratio])
 def test_numbers_that_do_not_vary_prove_nothing(
     compare: Callable[..., Estimate], seeds: int, apart: float, scale: float
 ):

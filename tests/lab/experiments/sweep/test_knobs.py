@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.config import load_config
 from posttrain.errors import ConfigError
@@ -39,8 +40,8 @@ def test_a_logarithmic_range_of_whole_numbers_gives_whole_numbers():
     assert not knob.holds(4.5)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
+@catalogue(
+    "text, message",
     [
         (
             "train.learnin_rate=log(1e-5,1e-2)",
@@ -75,7 +76,7 @@ RANGES = [
 ]
 
 
-@pytest.mark.parametrize("form", RANGES)
+@catalogue("form", RANGES)
 def test_what_is_proposed_for_a_range_can_be_written(form: str):
     """A proposal must not be what was refused, or be refused in turn."""
     try:
