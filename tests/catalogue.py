@@ -17,25 +17,32 @@ import pytest
 
 Test = Callable[..., None]
 
+THOROUGH = bool(os.environ.get("POSTTRAIN_THOROUGH"))
+"""Whether catalogues and drawn examples are to be complete, as in a part of `make test-slow`."""
+
 
 def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callable[[Any], object] | None = None):
     """Decorate a test so that it runs once per member, with the member's values as the arguments `names`
     (comma-separated).
 
     The test's other arguments stay fixtures, and all members share them. Do not use it for tests that write into
-    `tmp_path`.
+    `tmp_path`. Below `hypothesis.given`, all members get the same examples, each drawn once.
     """
     arguments, cases = [name.strip() for name in names.split(",")], list(members)
     assert cases, "an empty catalogue tests nothing"
     labels = [ids(case) for case in cases] if callable(ids) else list(cases if ids is None else ids)
 
     def decorate(test: Test) -> Test:
+        signature = inspect.signature(test)
+        left = [parameter for name, parameter in signature.parameters.items() if name not in arguments]
+
         def through_all(*given: Any, **fixtures: Any) -> None:
+            fixtures |= {parameter.name: each for parameter, each in zip(left, given, strict=False)}
             failed, skipped = [], []
             for case, label in zip(cases, labels, strict=True):
                 values = [case] if len(arguments) == 1 else case
                 try:
-                    test(*given, **fixtures, **dict(zip(arguments, values, strict=True)))
+                    test(**fixtures, **dict(zip(arguments, values, strict=True)))
                 except pytest.skip.Exception as reason:
                     skipped.append(str(reason))
                 except (Exception, pytest.fail.Exception) as error:
@@ -47,8 +54,6 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
                 pytest.skip(skipped[0])
 
         functools.update_wrapper(through_all, test, updated=())
-        signature = inspect.signature(test)
-        left = [parameter for name, parameter in signature.parameters.items() if name not in arguments]
         vars(through_all)["__signature__"] = signature.replace(parameters=left)
         vars(through_all)["pytestmark"] = list(getattr(test, "pytestmark", ()))
         return through_all
@@ -58,7 +63,7 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
 
 def examples(quick: int, thorough: int) -> hypothesis.settings:
     """Return settings that draw `quick` examples per member in `make test`, and `thorough` in `make test-slow`."""
-    return hypothesis.settings(max_examples=thorough if os.environ.get("POSTTRAIN_THOROUGH") else quick)
+    return hypothesis.settings(max_examples=thorough if THOROUGH else quick)
 
 
 def few(members: Iterable[Any], *quick: Any) -> list[Any]:

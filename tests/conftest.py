@@ -138,7 +138,7 @@ CHILDREN_OF_A_RUN = (
     "rewards/test_scoring.py",
     "rewards/test_threads.py",
     "verify/programs/test_code.py",
-    "faults",
+    *(f"faults/test_{name}.py" for name in ("engines", "kill_and_resume", "kill_pipeline", "stalls")),
 )
 """Where reward workers and hosts of environments start as in a run: the tests of the workers themselves, of kills and
 leaks, and the audit, whose rewards do harm."""

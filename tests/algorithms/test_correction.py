@@ -134,12 +134,12 @@ WORKED = [
 ]
 
 
-@pytest.mark.parametrize(("correction", "expected"), WORKED)
+@catalogue("correction, expected", WORKED)
 def test_worked_losses(t, correction: Correction, expected: float):
     assert evaluate(t, TokenMean(correction=correction))[0] == pytest.approx(expected, rel=1e-8)
 
 
-@pytest.mark.parametrize(("correction", "expected"), WORKED)
+@catalogue("correction, expected", WORKED)
 def test_worked_losses_in_float32(t, correction: Correction, expected: float):
     batch = sampled(t)
     single = {
@@ -171,8 +171,8 @@ at most 0.0317 for the others. The larger binary KL is 0.0743 for the last, 0.02
 0.0023 for the others."""
 
 
-@pytest.mark.parametrize(
-    ("correction", "kept"),
+@catalogue(
+    "correction, kept",
     [
         (Correction(action="reject", low=1 / 1.5, high=1 / 0.5), [[1, 1, 1], [1, 1], [1, 1, 1, 1], [0]]),
         (Correction(level="geometric", action="reject", low=1 / 1.5, high=1 / 0.5), [[1] * 3, [1] * 2, [1] * 4, [0]]),

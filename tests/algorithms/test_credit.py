@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.catalogue import catalogue
 from torch import Tensor
 
 from posttrain.algorithms import (
@@ -154,7 +155,7 @@ def one_turn() -> Experience:
     )
 
 
-@pytest.mark.parametrize("algorithm", comparing(max_completion_length=8), ids=lambda algorithm: algorithm.key)
+@catalogue("algorithm", comparing(max_completion_length=8), ids=lambda algorithm: algorithm.key)
 def test_of_one_turn_nothing_is_other_than_without_turns(algorithm: PolicyGradient):
     given = one_turn()
     whole, turns = (credit.to_batch(algorithm, given) for credit in (Whole(), ByTurn(discount=0.3)))
@@ -281,8 +282,8 @@ KL_OF_TOKENS = {
 }
 
 
-@pytest.mark.parametrize("name", KL_OF_TOKENS)
-@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@catalogue("name", KL_OF_TOKENS)
+@catalogue("estimator", ["k1", "k2", "k3"])
 def test_the_kl_of_a_turn_is_the_sum_over_its_tokens_or_is_refused(name: str, estimator: str):
     """As a reward of each token that the environment gave, it is summed over the turn for certain."""
     algorithm = KL_OF_TOKENS[name]
@@ -366,8 +367,8 @@ def test_what_has_no_reward_is_out_of_it(algorithm: PolicyGradient):
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("algorithm", "said"),
+@catalogue(
+    "algorithm, said",
     [
         (ALGORITHMS["dpo"](), "dpo has no advantages that come from rewards"),
         (ALGORITHMS["online_dpo"](), "online_dpo has no advantages that come from rewards"),

@@ -30,8 +30,8 @@ PAGES = Path(__file__).parents[2] / "docs" / "algorithms"
 every_key = catalogue("key", ALGORITHMS)
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
+@catalogue(
+    "name, key",
     [
         ("grpo", "grpo"),
         ("GRPO", "grpo"),

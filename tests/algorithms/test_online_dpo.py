@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from hypothesis import given
-from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 from tests.algorithms.preference_data import NAN, P, evaluate
 from tests.algorithms.test_preference_optimum import (
@@ -19,7 +18,7 @@ from tests.algorithms.test_preference_optimum import (
     token_logprobs,
     total_variation,
 )
-from tests.catalogue import catalogue
+from tests.catalogue import catalogue, examples
 from torch import Tensor
 
 from posttrain.algorithms import DPO, IPO, Algorithm, Hinge, OnlineDPO
@@ -203,7 +202,7 @@ VARIANTS = [
     OnlineDPO(loss="hinge", label_smoothing=0.2),
 ]
 every_variant = pytest.mark.parametrize("algorithm", VARIANTS, ids=("all", "ipo first", "hinge"))
-few_examples = hypothesis_settings(max_examples=20)
+few_examples = examples(6, 20)
 
 
 def random_experience(seed: int) -> Experience:

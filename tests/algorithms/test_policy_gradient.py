@@ -150,8 +150,8 @@ def at_start(t) -> Batch:
     return replace(t.batch(), old_logprobs_BT=None)
 
 
-@pytest.mark.parametrize(
-    ("one", "other"),
+@catalogue(
+    "one, other",
     [
         (GRPO(), GSPO()),
         (GRPO(), GSPOToken()),
@@ -163,7 +163,6 @@ def at_start(t) -> Batch:
         (RLOO(), RLOO(clip_low=0.2, clip_high=0.2)),
         (REINFORCE(), REINFORCE(clip_low=0.2, clip_high=0.2)),
     ],
-    ids=lambda a: a.key,
 )
 def test_on_policy_these_have_the_same_gradient(t, one: PolicyGradient, other: PolicyGradient):
     torch.testing.assert_close(learnt(t, one, at_start(t))[1], learnt(t, other, at_start(t))[1], rtol=1e-10, atol=1e-14)

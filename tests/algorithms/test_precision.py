@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests.algorithms.test_preference_invariances import VARIANTS as PREFERENCES
 from tests.algorithms.variants import VARIANTS as POLICIES
-from tests.catalogue import catalogue
+from tests.catalogue import THOROUGH, catalogue
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS, GSPO, SFT, Algorithm, RewardModel
@@ -17,9 +17,10 @@ from posttrain.functional import kl, ratios
 from posttrain.testing.steps import make_batch, make_outputs, raw_step, rows_of
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
-EVERY: dict[str, Algorithm] = (
-    {f"{key} as it is": one() for key, one in ALGORITHMS.items() if key != "dr_grpo"} | POLICIES | PREFERENCES
-)
+PLAIN: dict[str, Algorithm] = {f"{key} as it is": one() for key, one in ALGORITHMS.items() if key != "dr_grpo"}
+EVERY = {name: one for one, name in {one: name for name, one in (PLAIN | POLICIES | PREFERENCES).items()}.items()}
+"""Every algorithm in every variant, once."""
+OF_FLOAT16 = EVERY if THOROUGH else {name: one for name, one in EVERY.items() if one in PLAIN.values()}
 NARROW = [torch.bfloat16, torch.float16]
 
 
@@ -41,9 +42,17 @@ def learnt(algorithm: Algorithm, raw: Any, given: Outputs, dtype: torch.dtype) -
     return loss, gradient_BT, {name: float(metric) for name, metric in metrics.items()}
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
 @catalogue("algorithm", EVERY.values(), ids=EVERY)
-def test_narrow_inputs_give_the_numbers_of_the_same_inputs_in_float32(algorithm: Algorithm, dtype: torch.dtype):
+def test_inputs_in_bfloat16_give_the_numbers_of_the_same_inputs_in_float32(algorithm: Algorithm):
+    narrow_inputs_give_the_numbers_of_float32(algorithm, torch.bfloat16)
+
+
+@catalogue("algorithm", OF_FLOAT16.values(), ids=OF_FLOAT16)
+def test_inputs_in_float16_give_the_numbers_of_the_same_inputs_in_float32(algorithm: Algorithm):
+    narrow_inputs_give_the_numbers_of_float32(algorithm, torch.float16)
+
+
+def narrow_inputs_give_the_numbers_of_float32(algorithm: Algorithm, dtype: torch.dtype) -> None:
     """The gradient is rounded to the type of the input, and nothing before it."""
     raw = raw_step(algorithm)
     outputs = make_outputs(raw, scores=True)
@@ -75,8 +84,8 @@ def test_records_keep_float64_and_widen_less(record):
     assert all(dtypes(made(dtype)) == {torch.float32} for dtype in NARROW)
 
 
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-@pytest.mark.parametrize(
+@catalogue("dtype", NARROW, ids=str)
+@catalogue(
     "function",
     [
         ratios.log_ratio,

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.algorithms.preference_data import NAN, Evaluated, evaluate, random_step
-from tests.catalogue import catalogue, examples
+from tests.catalogue import THOROUGH, catalogue, examples
 from torch import Tensor
 
 from posttrain.algorithms import ALGORITHMS
@@ -51,7 +51,7 @@ VARIANTS: dict[str, Algorithm] = {
 }
 every_variant = catalogue("algorithm", VARIANTS.values(), ids=VARIANTS)
 every_class = catalogue("cls", PREFERENCE_ALGORITHMS.values(), ids=PREFERENCE_ALGORITHMS)
-few_examples = examples(3, 15)
+few_examples = examples(2, 15)
 seeds = st.integers(0, 10_000)
 
 
@@ -73,14 +73,13 @@ def assert_same(actual: Evaluated, expected: Evaluated, rows: Sequence[int] | No
 # Splits and order
 
 
-@every_variant
 @few_examples
-@given(seed=seeds, data=st.data())
-def test_any_split_by_units_sums_to_the_same_loss_gradient_and_metrics(algorithm: Algorithm, seed: int, data):
+@given(seed=seeds, owner=st.lists(st.integers(0, 4), min_size=12, max_size=12))
+@every_variant
+def test_any_split_by_units_sums_to_the_same_loss_gradient_and_metrics(algorithm: Algorithm, seed: int, owner):
     logprobs_BT, batch = whole_step(algorithm, seed)
     whole, totals, units = evaluate(algorithm, logprobs_BT, batch), count_totals(batch), batch.units
-    owner = data.draw(st.lists(st.integers(0, 4), min_size=len(units), max_size=len(units)))
-    parts = [[row for unit, o in zip(units, owner, strict=True) if o == part for row in unit] for part in range(5)]
+    parts = [[row for unit, o in zip(units, owner, strict=False) if o == part for row in unit] for part in range(5)]
     losses, metrics = zip(
         *(algorithm.loss(logprobs_BT[rows], batch.rows(rows), totals) for rows in parts if rows), strict=True
     )
@@ -89,9 +88,9 @@ def test_any_split_by_units_sums_to_the_same_loss_gradient_and_metrics(algorithm
     assert_same(Evaluated(loss, gradient_BT, reduce(merge, metrics)), whole)
 
 
-@every_variant
 @few_examples
 @given(seed=seeds, order=st.permutations(range(12)))
+@every_variant
 def test_the_order_of_rows_does_not_matter(algorithm: Algorithm, seed: int, order: list[int]):
     """This holds for a permutation before `prepare` and for one after it."""
     logprobs_BT, batch = random_step(algorithm.data_kind, seed)
@@ -163,7 +162,7 @@ def test_a_unit_with_an_empty_row_changes_nothing(algorithm: Algorithm):
 
 
 @every_variant
-@catalogue("hidden", [NAN, torch.inf, -torch.inf, 1e30])
+@catalogue("hidden", [NAN, torch.inf, -torch.inf, 1e30] if THOROUGH else [NAN, 1e30])
 def test_what_stands_outside_the_mask_is_never_read(algorithm: Algorithm, hidden: float):
     def with_fill(fill: float) -> Evaluated:
         logprobs_BT, batch = random_step(algorithm.data_kind, 0)
@@ -197,7 +196,7 @@ def test_an_all_masked_step_is_zero_and_not_nan(algorithm: Algorithm):
 
 @every_variant
 @catalogue("difference", [100.0, -100.0])
-@catalogue("dtype", [torch.float32, torch.float64])
+@catalogue("dtype", [torch.float32, torch.float64] if THOROUGH else [torch.float32])
 def test_a_log_ratio_of_100_per_token_stays_finite(algorithm: Algorithm, difference: float, dtype: torch.dtype):
     logprobs_BT, batch = random_step(algorithm.data_kind, 0)
     logprobs_BT = logprobs_BT.detach().to(dtype).requires_grad_()
@@ -220,7 +219,7 @@ def test_gradients_agree_with_finite_differences(algorithm: Algorithm):
     logprobs_BT, batch = whole_step(algorithm, 1)
     gradient_BT, totals = evaluate(algorithm, logprobs_BT, batch).gradient_BT, count_totals(batch)
     scale = gradient_BT.abs().max().item()
-    for b, t in (gradient_BT.abs() > 1e-3 * scale).nonzero()[::3].tolist():
+    for b, t in (gradient_BT.abs() > 1e-3 * scale).nonzero()[:: 3 if THOROUGH else 10].tolist():
         values = []
         for step in (1e-5, -1e-5):
             moved_BT = logprobs_BT.detach().clone()
@@ -290,10 +289,10 @@ ANOTHER = {
 READ_ONLY_WITH = {("dpo", "alpha"): {"divergence": "alpha"}, ("dpop", "nll_normalization"): {"alpha": 1.0}}
 
 
-@pytest.mark.parametrize(
-    ("cls", "setting"),
+@catalogue(
+    "cls, setting",
     [(cls, f.name) for cls in PREFERENCE_ALGORITHMS.values() for f in fields(cls)],  # type: ignore[arg-type]
-    ids=lambda value: value if isinstance(value, str) else value.key,
+    ids=lambda case: f"{case[0].key}.{case[1]}",
 )
 def test_every_setting_changes_what_is_learnt(cls: type[Algorithm], setting: str):
     given = READ_ONLY_WITH.get((cls.key, setting), {})

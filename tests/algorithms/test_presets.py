@@ -204,10 +204,8 @@ def test_areal_decoupled_masks_what_is_above_5_and_keeps_its_place(t):
     assert gradient_BT[3, 0] == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "bound"), [("openrlhf-reinforce", 10.0), ("areal-decoupled", 20.0)], ids=lambda case: str(case)
-)
-@pytest.mark.parametrize("size", [1.0, 9.0, 15.0, 1000.0])
+@catalogue("name, bound", [("openrlhf-reinforce", 10.0), ("areal-decoupled", 20.0)], ids=lambda case: str(case))
+@catalogue("size", [1.0, 9.0, 15.0, 1000.0])
 def test_a_clipped_preset_is_the_other_one_on_clipped_rewards(name: str, bound: float, size: float):
     """OpenRLHF and AReaL clip raw rewards by default, before anything is subtracted or divided."""
     rewards_PG = torch.tensor([[1.0, -0.4, 0.3, 0.0], [-1.0, 0.1, 0.2, 0.5]], dtype=torch.float64) * size

@@ -2,6 +2,7 @@
 
 import pickle
 from dataclasses import FrozenInstanceError, fields, replace
+from functools import cache
 from typing import Any, get_args
 
 import pytest
@@ -64,8 +65,8 @@ def test_settings_are_keyword_only():
         GRPO(0.2)  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("cls", "given", "message"),
+@catalogue(
+    "cls, given, message",
     [
         (
             GRPO,
@@ -295,23 +296,27 @@ def test_every_setting_changes_what_is_learnt(t, cls: type[PolicyGradient], sett
             cls(**given | {setting: ONE_VALUE_ONLY[cls.key, setting]})
         return
 
-    def learnt(algorithm: PolicyGradient) -> list[Tensor]:
-        experience = everything(t)
-        state = algorithm.initial_state()
-        for _ in range(2):
-            state = algorithm.next_state(state, experience)
-            experience = replace(experience, rewards_PG=2 * experience.rewards_PG)
-        batch = algorithm.prepare(replace(algorithm.to_batch(experience, state), current_logprobs_BT=t.old_BT))
-        outputs = Outputs(
-            logprobs_BT=t.logprobs_BT, entropy_BT=torch.ones_like(t.old_BT), values_BT=torch.ones_like(t.old_BT)
-        )
-        loss, _ = algorithm.loss(outputs, batch, count_totals(batch))
-        numbers = [getattr(state, f.name) for f in fields(state)] if state else []
-        return [loss, torch.autograd.grad(loss, outputs.logprobs_BT)[0], torch.tensor(numbers)]
-
     first, second = cls(**given), cls(**given | {setting: changed})
-    before, after = learnt(first), learnt(second)
+    before, after = learnt(first, t), learnt(second, t)
     assert first.needs != second.needs or any(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
+
+
+@cache
+def learnt(algorithm: PolicyGradient, t) -> list[Tensor]:
+    """Return the loss, its gradient and the numbers of the state after two steps. Most settings share their first
+    algorithm, so it is computed once."""
+    experience = everything(t)
+    state = algorithm.initial_state()
+    for _ in range(2):
+        state = algorithm.next_state(state, experience)
+        experience = replace(experience, rewards_PG=2 * experience.rewards_PG)
+    batch = algorithm.prepare(replace(algorithm.to_batch(experience, state), current_logprobs_BT=t.old_BT))
+    outputs = Outputs(
+        logprobs_BT=t.logprobs_BT, entropy_BT=torch.ones_like(t.old_BT), values_BT=torch.ones_like(t.old_BT)
+    )
+    loss, _ = algorithm.loss(outputs, batch, count_totals(batch))
+    numbers = [getattr(state, f.name) for f in fields(state)] if state else []
+    return [loss, torch.autograd.grad(loss, outputs.logprobs_BT)[0], torch.tensor(numbers)]
 
 
 def everything(t) -> Experience:

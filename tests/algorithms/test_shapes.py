@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.algorithms.test_invariances import TRIED
 from tests.algorithms.test_preference_invariances import VARIANTS as PREFERENCE_LOSSES
 from tests.algorithms.variants import VARIANTS
-from tests.catalogue import catalogue
+from tests.catalogue import THOROUGH, catalogue
 from torch import Tensor
 
 from posttrain.algorithms import GRPO, RLOO, PolicyGradient
@@ -21,6 +22,8 @@ from posttrain.types import Batch, Experience, Mismatched, Outputs, Tokens, coun
 
 B, T, P, G, K = 4, 4, 2, 2, 2
 SIZES = {"B": B, "T": T, "P": P, "G": G, "K": K}  # B = T and P = G = K, so that a transposed tensor has the right sizes
+PLAIN = [name for name in VARIANTS if THOROUGH or " " not in name]
+"""Every algorithm, in `make test-slow` in all variants: what refuses outputs and rewards is the same code in them."""
 
 
 def shaped(record: type) -> dict[str, str]:
@@ -107,7 +110,7 @@ def test_every_way_to_build_a_batch_refuses_other_shapes(name):
             Batch.from_experience(experience, other)
 
 
-@catalogue("name", VARIANTS)
+@catalogue("name", PLAIN)
 def test_every_policy_gradient_refuses_outputs_of_another_shape(name):
     algorithm, experience = VARIANTS[name], make_experience()
     batch, outputs = make_batch(algorithm, experience), make_outputs(experience)
@@ -159,7 +162,7 @@ def test_anything_else_in_a_mask_is_refused(name, value):
         Experience.from_rewards(right("PG"), **given)
 
 
-@catalogue("name", VARIANTS)
+@catalogue("name", TRIED)
 @catalogue("prompts", [0, P])
 def test_a_step_without_a_token_has_a_loss_of_0_and_not_nan(name, prompts):
     algorithm, experience = VARIANTS[name], make_experience()
@@ -181,7 +184,7 @@ def test_a_step_without_a_token_has_a_loss_of_0_and_not_nan(name, prompts):
 # Infinite and huge rewards
 
 
-@catalogue("name", [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient)])
+@catalogue("name", [name for name in PLAIN if isinstance(VARIANTS[name], PolicyGradient)])
 @catalogue("value", [float("inf"), -float("inf"), 1e30, -1e30, 1e308])
 def test_a_reward_without_bound_is_an_error_and_never_a_group_without_signal(name, value):
     experience = make_experience()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -99,7 +100,7 @@ def test_greedy_answers_of_trained_models_are_those_of_transformers(name):
 def test_log_probabilities_are_those_of_a_forward_pass_over_the_whole_row(name):
     model, prompts, temperature = tiny_model(name), random_prompts(), 0.6
     settings = Settings(temperature=temperature)
-    for prompt, group in zip(prompts, sampler_of(model).generate(prompts, settings, group_size=3, seed=1), strict=True):
+    for prompt, group in zip(prompts, sampler_of(model).generate(prompts, settings, group_size=2, seed=1), strict=True):
         for completion in group:
             expected = full_forward_logprobs(model, prompt, completion.ids, temperature)
             assert completion.logprobs == pytest.approx(expected, abs=1e-4)
@@ -374,8 +375,8 @@ def test_a_policy_with_an_adapter_generates_what_its_merged_model_generates(shar
     merged = lora_model().merge_and_unload()
     expected = [hf_greedy(merged, prompt, GREEDY.max_completion_length, [EOS]) for prompt in prompts]
     assert [group[0].ids for group in found] == expected
-    base = [hf_greedy(tiny_model(), prompt, GREEDY.max_completion_length, [EOS]) for prompt in prompts]
-    assert expected != base, "an adapter that changes nothing tests nothing"
+    base = (hf_greedy(tiny_model(), prompt, GREEDY.max_completion_length, [EOS]) for prompt in prompts)
+    assert any(map(operator.ne, expected, base)), "an adapter that changes nothing tests nothing"
 
 
 @pytest.mark.slow

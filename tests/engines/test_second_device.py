@@ -50,9 +50,9 @@ def passes(device: Device) -> float:
     ("name", "settings"),
     [
         pytest.param("llama", PLAIN, marks=pytest.mark.slow),
-        ("mistral, sliding window", Settings(max_batch_rows=3, max_completion_length=8, top_k=20, top_p=0.8)),
-        ("lora", Settings(max_batch_rows=3, max_completion_length=8, stop=("a", "END"))),
-        ("lfm2, convolutions", Settings(max_batch_rows=2, max_completion_length=8, temperature=0.0)),
+        ("mistral, sliding window", Settings(max_batch_rows=3, max_completion_length=5, top_k=20, top_p=0.8)),
+        ("lora", Settings(max_batch_rows=3, max_completion_length=5, stop=("a", "END"))),
+        ("lfm2, convolutions", Settings(max_batch_rows=2, max_completion_length=5, temperature=0.0)),
     ],
 )
 def test_it_draws_what_the_cpu_draws_and_waits_for_nothing_but_old_ids(name, settings):
@@ -177,7 +177,11 @@ def test_slots_are_found_in_float32_however_a_call_decodes(monkeypatch, weights)
         assert not LocalSampler.of(loaded(float32_policy()), weights).note
 
 
-@pytest.mark.parametrize("change", [lambda out: out * torch.nan, lambda out: out.flip(0)], ids=["NaN", "other rows"])
+@pytest.mark.parametrize(
+    "change",
+    [pytest.param(lambda out: out * torch.nan, marks=pytest.mark.slow), lambda out: out.flip(0)],
+    ids=["NaN", "other rows"],
+)
 def test_a_kernel_that_gives_something_else_is_not_decoded_by(monkeypatch, change):
     kernel = varlen_attention.varlen_attn
     monkeypatch.setattr(varlen_attention, "varlen_attn", lambda *args, **how: change(kernel(*args, **how)))
@@ -315,7 +319,7 @@ PLACES = {
 }
 
 
-@pytest.mark.parametrize("place", few(PLACES, "a copy", "an index that is a list"))
+@pytest.mark.parametrize("place", few(PLACES, "a copy"))
 def test_a_planted_wait_for_a_copy_is_found(monkeypatch, place):
     with second_device() as device:
         sampler = sampler_of(moved(policy("llama")))

@@ -70,7 +70,7 @@ def test_rows_that_come_at_any_time_get_the_same_bits(name, copied):
     if not alone(sampler):
         pytest.skip("no products of bfloat16 in pairs on this processor, or better ones in tiles")
     expected = [group[0] for group in sampler.generate(prompts, Settings(), group_size=1, seed=5)]
-    for steps_between in (0, 1, 3, 40):
+    for steps_between in (1, 40):
         stream: RowStream[int] = RowStream(sampler, Settings(), seed=5)
         assert stream.stand_alone
         found: dict[int, Completion] = {}

@@ -85,7 +85,7 @@ def test_a_run_samples_and_evaluates_with_a_server(place, model):
     assert len(rows) == 4 * 4 * 4
     assert all(0 <= row["step"] - 1 - version <= 8 for row in rows for version in row["versions"])
     assert all(step["publish/tensors_compared"] == len(server.tensors()) for step in run.metrics[1:-1])
-    local = pt.train(config(place, f"here {model}", url, **changes) | {"rollout": {}})
+    local = pt.train(config(place, f"here {model}", url, **changes) | {"rollout": {}}, **{"train.steps": 1})
     answers = [
         [
             json.loads(line)["greedy"]["text"]

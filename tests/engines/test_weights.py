@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from tests.catalogue import catalogue
+from tests.catalogue import catalogue, few
 from tests.engines.policies import CONFIGS, lora_model, tiny_model
 
 from posttrain.engines.weights import copy_weights, merged_tensors, named_tensors, plain_copy
@@ -31,7 +31,12 @@ def test_a_plain_copy_computes_what_the_policy_computes_and_shares_no_memory(nam
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"use_rslora": True}, {"use_dora": True}, {"lora_bias": False, "modules_to_save": ["lm_head"]}],
+    [
+        {},
+        pytest.param({"use_rslora": True}, marks=pytest.mark.slow),
+        {"use_dora": True},
+        {"lora_bias": False, "modules_to_save": ["lm_head"]},
+    ],
 )
 def test_a_copy_of_a_policy_with_adapters_is_what_peft_merges(settings):
     policy = lora_model(**settings)
@@ -45,7 +50,7 @@ def test_a_copy_of_a_policy_with_adapters_is_what_peft_merges(settings):
         assert torch.equal(tensor, before[name]), f"{name} was changed"
 
 
-@pytest.mark.parametrize("name", ["qwen2, tied", "gpt2, learned positions"])
+@pytest.mark.parametrize("name", few(["qwen2, tied", "gpt2, learned positions"], "qwen2, tied"))
 @pytest.mark.parametrize(
     "settings", [{}, {"target_modules": ["embed_tokens", "wte", "q_proj"]}, {"modules_to_save": ["lm_head"]}]
 )

@@ -86,7 +86,7 @@ def ways(name: str) -> list[tuple[str, str]]:
     return [(role, history) for role in roles for history in ("keep", *(["split"] if role in rewrites else []))]
 
 
-@pytest.mark.parametrize("trajectories", [10, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("trajectories", [4, pytest.param(1000, marks=pytest.mark.slow)])
 @catalogue("name, role, history", [(name, *way) for name in (*OF_THE_FOLDER, *FAMILIES) for way in ways(name)])
 def test_trained_ids_are_those_that_were_sampled_bit_for_bit(name: str, role: str, history: Any, trajectories: int):
     """Random trajectories of every family, with environments and tools; outside text never gives special tokens."""

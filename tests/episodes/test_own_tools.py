@@ -193,7 +193,10 @@ def test_a_prompt_of_the_environments_own_stands_in_place_of_the_rows():
     assert "environment/metrics/seen" in metrics
 
 
-@pytest.mark.parametrize(("rewards", "warned"), [("posttrain.rewards.length.finished", True), ("environment", False)])
+@pytest.mark.parametrize(
+    ("rewards", "warned"),
+    [("posttrain.rewards.length.finished", True), pytest.param("environment", False, marks=pytest.mark.slow)],
+)
 def test_a_run_that_ignores_the_rewards_of_its_environment_warns(tmp_path: Path, rewards: str, warned: bool):
     talker(tmp_path / "model")
     rows = [{"prompt": letter, "secret": letter} for letter in "abcd"]

@@ -90,9 +90,9 @@ def say(text: str) -> dict[str, Any]:
     return {"message": {"role": "assistant", "content": text}, "calls": []}
 
 
-def test_each_trajectory_has_a_state_of_its_own(opened):
+def test_each_trajectory_has_a_state_of_its_own(forked):
     sessions = world("Guess")
-    opened.append(sessions)
+    forked.append(sessions)
     one, other = sessions.open(1), sessions.open(2)
     ask(sessions, one, "reset", row={"secret": "b"})
     ask(sessions, other, "reset", row={"secret": "d"})
@@ -102,17 +102,17 @@ def test_each_trajectory_has_a_state_of_its_own(opened):
     assert ask(sessions, one, "finish").value == {"reward": 0.0}
 
 
-def test_methods_may_be_async_and_a_seed_is_given_to_whoever_asks(opened):
+def test_methods_may_be_async_and_a_seed_is_given_to_whoever_asks(forked):
     sessions = world("Opens")
-    opened.append(sessions)
+    forked.append(sessions)
     one = sessions.open(1)
     assert ask(sessions, one, "reset", row={}).value["messages"] == [{"role": "user", "content": "abc"}]
     assert ask(sessions, one, "step", **say("x")).value == {"done": True, "reward": 0.5}
 
 
-def test_random_numbers_are_those_of_the_trajectory(opened):
+def test_random_numbers_are_those_of_the_trajectory(forked):
     sessions = world("Chatty")
-    opened.append(sessions)
+    forked.append(sessions)
 
     def drawn(seed: int) -> list[str]:
         session = sessions.open(seed)
@@ -128,13 +128,23 @@ def test_random_numbers_are_those_of_the_trajectory(opened):
         ("raises", "exception", "RuntimeError: the box is gone"),
         ("speaks nonsense", "exception", "5 is not a message"),
         ("gives nan", "exception", r"reward\(\) returned nan"),
-        ("dies", "crash", "its process ended"),
-        ("hangs", "timeout", "no result after 0.5 s"),
     ],
 )
-def test_what_fails_says_how_and_leaves_nothing(opened, tmp_path, fault, kind, message):
+def test_what_fails_says_how(forked, tmp_path, fault, kind, message):
+    fails_alone_and_says_how(forked, tmp_path, fault, kind, message)
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind", "message"),
+    [("dies", "crash", "its process ended"), ("hangs", "timeout", "no result after 0.5 s")],
+)
+def test_what_dies_or_hangs_says_so_and_leaves_nothing(opened, tmp_path, fault, kind, message):
+    fails_alone_and_says_how(opened, tmp_path, fault, kind, message)
+
+
+def fails_alone_and_says_how(kept: list[Sessions], tmp_path: Path, fault: str, kind: str, message: str) -> None:
     sessions = world("Faulty", timeout=0.5 if fault == "hangs" else 20.0)
-    opened.append(sessions)
+    kept.append(sessions)
     bad, good = sessions.open(1), sessions.open(2)
     for session, own in ((bad, fault), (good, "")):
         ask(sessions, session, "reset", row={"fault": own, "times": 9, "begun": str(tmp_path / own)})
@@ -196,9 +206,9 @@ def test_a_process_that_dies_between_two_requests_replies_with_a_crash(opened):
     assert ask(sessions, other, "step", **say("b")).value == {"done": True, "reward": 1.0}
 
 
-def test_a_reply_that_nobody_has_read_outlives_its_process(opened):
+def test_a_reply_that_nobody_has_read_outlives_its_process(forked):
     sessions = world("Guess")
-    opened.append(sessions)
+    forked.append(sessions)
     session = sessions.open(1)
     ask(sessions, session, "reset", row={"secret": "b"})
     sessions.ask(session, "step", **say("b"))
@@ -299,9 +309,9 @@ def test_an_environment_is_tried_in_a_process_of_its_own_and_closed(opened, slee
 
 
 @pytest.mark.parametrize(("what", "message"), [("a key", "keys must be str"), ("a value", "of type object")])
-def test_an_observation_that_no_message_can_hold_is_an_error(opened, what, message):
+def test_an_observation_that_no_message_can_hold_is_an_error(forked, what, message):
     sessions = world("Unportable")
-    opened.append(sessions)
+    forked.append(sessions)
     session = sessions.open(1)
     ask(sessions, session, "reset", row={"what": what})
     reply = ask(sessions, session, "step", **say("x"))
@@ -383,9 +393,9 @@ def test_each_call_of_a_turn_has_the_whole_time(opened):
 
 
 @pytest.mark.parametrize("tool", few(["leaves", "leaves_later"], "leaves"))
-def test_a_tool_that_leaves_is_an_error_like_any_other(opened, tool):
+def test_a_tool_that_leaves_is_an_error_like_any_other(forked, tool):
     sessions = world(None, tools=(f"{WORLDS}:{tool}", "calculator"))
-    opened.append(sessions)
+    forked.append(sessions)
     session = sessions.open(1)
     for how, told in (("exit", "SystemExit: 3"), ("cancelled", "CancelledError"), ("interrupt", "KeyboardInterrupt")):
         value = ask(sessions, session, "step", **called(tool, how=how)).value

@@ -107,7 +107,7 @@ def content(experience: Experience) -> dict[str, Any]:
     return bits(found | {"tokens": vars(found["tokens"])})
 
 
-@examples(20, 60)
+@examples(8, 60)
 @given(st.data())
 def test_the_experience_of_a_step_comes_back_bit_for_bit(tmp_path_factory, data):
     size = data.draw(st.integers(1, 3), "group size")

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
@@ -47,9 +48,11 @@ READERS = {
     "export MODEL": lambda run, model: export(model, run.parent / "out"),
     "a reward of that name": lambda run, model: find_source(ModelConfig(path=find_model(str(run)))),
 }
+QUICK = ("eval RUN", "eval MODEL", "chat RUN", "export RUN", "a reward of that name")
+"""Every command once."""
 
 
-@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("reader", few(READERS, *QUICK))
 def test_whoever_opens_a_model_with_one_flipped_bit_is_told_its_file(run, tmp_path, reader):
     copy = Path(shutil.copytree(run.parent, tmp_path / "copy")) / "run"
     model = copy / "checkpoints" / "step-000002" / "model"

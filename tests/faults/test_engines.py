@@ -98,7 +98,7 @@ def test_engines_equal_the_process_itself_bit_for_bit(place, variant, own_engine
 
 
 def test_two_engines_equal_the_process_itself_bit_for_bit(place):
-    equal_with(place, "grpo", [0, 2], **{"train.steps": 6})
+    equal_with(place, "grpo", [0, 2], **{"train.steps": 3})
 
 
 def equal_with(place: Path, variant: str, numbers: list[int], **changes: object) -> None:
@@ -239,13 +239,13 @@ def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
     With engines a trainer computes with fewer threads; the process has all of them again afterwards.
     """
     threads = torch.get_num_threads()
-    first = pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 10})
+    first = pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 5})
     _, state = load_state(max((first.folder / "checkpoints").glob("step-*")) / "state")
-    done = pt.resume(first.folder, steps=20)
+    done = pt.resume(first.folder, steps=10)
     counts = Counter(prompt for _, prompt in groups_of(done.folder))
-    assert len(counts) == 20 * 4
+    assert len(counts) == 10 * 4
     assert set(counts.values()) == {1}
-    assert state["feed"]["engines"]["controller"]["version"] == 10
+    assert state["feed"]["engines"]["controller"]["version"] == 5
     assert torch.get_num_threads() == threads
 
 

@@ -73,7 +73,15 @@ def records(run: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("time/", "memory/"))} for row in rows]
 
 
-def kill_and_compare(folder: Path, name: str, algorithm: str, *, kills: int, steps: int, seed: int) -> None:
+def run_here(function: Callable[..., None], *arguments: str) -> Ended:
+    """Call the function in this process, whose hash seed is not that of the forked processes either."""
+    function(*arguments)
+    return Ended(exit_code=0, errors="")
+
+
+def kill_and_compare(
+    folder: Path, name: str, algorithm: str, *, kills: int, steps: int, seed: int, last: Callable[..., Ended] = run_anew
+) -> None:
     drive("train", write_config(folder, f"{name}-whole", algorithm, steps))
     config = write_config(folder, f"{name}-killed", algorithm, steps)
     dice = random.Random(seed)
@@ -86,13 +94,13 @@ def kill_and_compare(folder: Path, name: str, algorithm: str, *, kills: int, ste
     assert killed == kills, "a kill came too late to hit its phase"
     checkpoints = (folder / f"{name}-killed" / "checkpoints").glob("step-*/manifest.json")
     assert any(path.parent.name > "step-000000" for path in checkpoints), "the last resume begins before any update"
-    drive("resume", folder / f"{name}-killed", run=run_anew)
+    drive("resume", folder / f"{name}-killed", run=last)
     assert weights(folder / f"{name}-killed", steps) == weights(folder / f"{name}-whole", steps)
     assert records(folder / f"{name}-killed") == records(folder / f"{name}-whole")
 
 
 def test_kills_while_it_samples_and_while_it_updates_change_no_bit(folder):
-    kill_and_compare(folder, "lora-two", "grpo", kills=2, steps=6, seed=5)
+    kill_and_compare(folder, "lora-two", "grpo", kills=2, steps=5, seed=5, last=run_here)
 
 
 @pytest.mark.slow

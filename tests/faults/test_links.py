@@ -36,6 +36,7 @@ KINDS: dict[str, Callable[[Path, Path], object]] = {
     "dangling": lambda path, outside: path.symlink_to(outside / "missing"),
     "loop": lambda path, outside: path.symlink_to(path.name),
     "pipe": lambda path, outside: os.mkfifo(path),
+    "alike": lambda path, outside: KINDS["file" if path.suffix else "folder"](path, outside),
 }
 WRITERS: dict[str, Callable[[Path], object]] = {
     "create": lambda run: RunStore.create(run, "seed: 0\n"),
@@ -51,7 +52,7 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-@pytest.mark.parametrize("kind", few(KINDS, "file", "folder"))
+@pytest.mark.parametrize("kind", few(KINDS, "alike"))
 def test_no_name_of_a_run_folder_leads_out_of_it(tmp_path, kind):
     outside = tmp_path / "outside"
     outside.mkdir()

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from tests.catalogue import catalogue
+from tests.catalogue import catalogue, few
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,7 +64,7 @@ def test_values_and_gradients_equal_the_plain_definition_in_any_chunking(chunk_t
     torch.testing.assert_close(actual_grads, expected_grads, rtol=1e-11, atol=1e-12)
 
 
-@pytest.mark.parametrize("with_entropy", [True, False])
+@pytest.mark.parametrize("with_entropy", few([True, False], True))
 def test_gradients_agree_with_finite_differences(with_entropy):
     hidden_ND, weight_VD, bias_V, targets_N = inputs()
     assert bias_V is not None
@@ -176,7 +176,7 @@ def wide_inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden_ND, weight_VD, bias_V, torch.randint(WIDE_V, (WIDE_N,), generator=generator)
 
 
-@pytest.mark.parametrize("largest", [0, WIDE_V - 1])
+@pytest.mark.parametrize("largest", few([0, WIDE_V - 1], WIDE_V - 1))
 def test_a_vocabulary_of_several_tiles_gives_the_same_numbers(largest):
     """The largest logit is in the first tile, above all others there, or in the last."""
     *leaves, targets_N = wide_inputs()
@@ -196,7 +196,7 @@ def test_a_vocabulary_of_several_tiles_gives_the_same_numbers(largest):
     assert torch.equal(top1_N, F.linear(*leaves).argmax(dim=-1) == targets_N)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", few([torch.float32, torch.bfloat16], torch.bfloat16))
 def test_how_many_logits_are_kept_for_the_backward_pass_changes_no_bit(dtype, monkeypatch):
     *leaves, targets_N = wide_inputs()
     leaves = [leaf.to(dtype).requires_grad_() for leaf in leaves]
