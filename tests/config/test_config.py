@@ -16,7 +16,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from tests.catalogue import catalogue
+from tests.catalogue import catalogue, examples
 
 from posttrain.algorithms import ALGORITHMS, GRPO
 from posttrain.algorithms.off_policy.correction import Correction
@@ -56,7 +56,7 @@ MINIMAL = {
     "rewards": [{"name": "exact_match"}],
     "train": {"steps": 3},
 }
-QUICK = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUICK = settings(examples(25, 100), suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def load(*overrides: str, **sections):
@@ -189,6 +189,7 @@ def test_a_reward_is_called_by_its_label_or_what_stands_for_it():
     assert RewardConfig(name="math", label="m").metric_name == "m"
 
 
+@pytest.mark.slow
 def test_importing_the_configuration_imports_no_torch():
     code = "import posttrain.config, posttrain.config.page, sys; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
