@@ -163,7 +163,7 @@ def test_groups_and_the_models_own_forward_pass_sample_the_same(name, packed):
             assert a.logprobs == pytest.approx(b.logprobs, abs=1e-4)
 
 
-@pytest.mark.parametrize("lengths", [(12, 1, 7), (30, 2)])
+@pytest.mark.parametrize("lengths", [(12, 1, 7), pytest.param((30, 2), marks=pytest.mark.slow)])
 def test_keys_and_values_of_a_layer_are_freed_before_the_next_layer_grows(lengths, monkeypatch):
     """Views of the old ones once kept all layers twice in memory while they grew."""
     olds: list[StorageWeakRef] = []

@@ -383,6 +383,7 @@ def test_of_two_that_take_over_in_the_same_instant_one_is_refused(storage, monke
     one_of_two_takes_over(RemoteFolder(storage.url), monkeypatch)
 
 
+@pytest.mark.slow
 def test_of_several_processes_that_take_over_at_once_one_does(storage):
     code = (
         "import sys\n"
