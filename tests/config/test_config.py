@@ -1441,27 +1441,30 @@ def test_the_origin_of_each_value_stands_behind_it(tmp_path):
     assert all("  # " in line for line in lines[1:] if not line.endswith(":"))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("api_key", "abc"),
-        ("OPENAI_API_KEY", "abc"),
-        ("apiKey", "abc"),
-        ("db-password", "hunter2"),
-        ("client_secret", "x y"),
-        ("token", "aB3dE5fG7hI9jK1lM3"),
-        ("authorization", "Bearer aB3dE5fG7hI9jK1l"),
-        ("anything", "hf_aBcDeFgHiJkLmNoPqRsTuVwXyZ"),
-        ("anything", "sk-proj-aBcDeFgHiJkLmNoPq"),
-    ],
-)
-def test_what_looks_like_a_secret_is_not_saved(key, value, tmp_path):
-    resolved = load_config(MINIMAL | {"rewards": [{"name": "math", "settings": {"deep": [{key: value}]}}]})
-    text = to_yaml(resolved)
-    assert value not in text
-    assert "<redacted>" in text
-    with pytest.raises(ConfigError, match=r"rewards.0.settings.deep.* held a secret, which was not saved"):
+SECRETS = [
+    ("api_key", "abc-as-a-key"),
+    ("OPENAI_API_KEY", "another-key"),
+    ("apiKey", "a-third-key"),
+    ("db-password", "hunter2"),
+    ("client_secret", "x y"),
+    ("token", "aB3dE5fG7hI9jK1lM3"),
+    ("authorization", "Bearer aB3dE5fG7hI9jK1l"),
+    ("anything", "hf_aBcDeFgHiJkLmNoPqRsTuVwXyZ"),
+    ("anything", "sk-proj-aBcDeFgHiJkLmNoPq"),
+]
+
+
+def test_what_looks_like_a_secret_is_not_saved(tmp_path):
+    deep = [{key: value} for key, value in SECRETS]
+    text = to_yaml(load_config(MINIMAL | {"rewards": [{"name": "math", "settings": {"deep": deep}}]}))
+    assert [value for _, value in SECRETS if value in text] == []
+    assert text.count("<redacted>") == len(SECRETS)
+    with pytest.raises(ConfigError) as refused:
         load_config(write(tmp_path, text))
+    for n, (key, _) in enumerate(SECRETS):
+        assert re.search(
+            rf"rewards\.0\.settings\.deep\.{n}\.{key}\b.* held a secret, which was not saved", str(refused.value)
+        )
 
 
 def test_what_only_sounds_like_a_secret_is_saved():
