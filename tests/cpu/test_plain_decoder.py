@@ -289,7 +289,7 @@ def test_an_adapter_decodes_by_kernels_as_it_is_trained():
     ("head_dim", "dtype", "decoded", "calls"),
     [
         (8, torch.float32, None, {"linear", "rms_norm", "silu_gate", "choose"}),
-        (32, torch.float64, None, set()),
+        pytest.param(32, torch.float64, None, set(), marks=pytest.mark.slow),
         (32, torch.float32, torch.float16, set()),
     ],
     ids=["narrow heads", "float64", "float16"],

@@ -92,7 +92,7 @@ def test_the_first_steps_are_those_of_the_processor(folder, tmp_path, reference,
 
 @pytest.mark.parametrize(
     ("device", "variant", "precision"),
-    in_precisions(on_card(VARIANTS, "adapters", later=VARIANTS)),
+    in_precisions(on_card(VARIANTS, later=VARIANTS)),
 )
 def test_other_ways_to_train_take_the_steps_of_the_processor(folder, tmp_path, reference, device, variant, precision):
     algorithm, settings = VARIANTS[variant]
