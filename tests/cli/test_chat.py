@@ -149,22 +149,25 @@ def test_lines_from_standard_input_are_asked_one_by_one(posttrain, monkeypatch):
 TOO_LONG = b"a" * 64
 
 
-@pytest.mark.parametrize("bad", [TOO_LONG, b"abc\xff", b"ab\xc3", b"\xe2\x82 ab"])
+BAD = (TOO_LONG, b"abc\xff", b"ab\xc3", b"\xe2\x82 ab")
+
+
 @pytest.mark.parametrize("decoding", ["strict", "surrogateescape"])
-@pytest.mark.parametrize("place_of_bad", [0, 1, 2])
-def test_a_line_that_cannot_be_answered_does_not_end_the_chat(posttrain, monkeypatch, bad, decoding, place_of_bad):
-    lines = [b"ab", b"cd\r"]
-    lines.insert(place_of_bad, bad)
+@pytest.mark.parametrize("first", [0, 1, 2, 3])
+def test_lines_that_cannot_be_answered_do_not_end_the_chat(posttrain, monkeypatch, decoding, first):
+    """Each of them once comes first, last, alone, and beside another one."""
+    one, two, three, four = BAD[first:] + BAD[:first]
+    lines = [one, b"ab", two, three, b"cd\r", four]
     for flags in ([], ["--json"]):
         sent = io.TextIOWrapper(io.BytesIO(b"\n\n".join(lines)), encoding="utf-8", errors=decoding)
         monkeypatch.setattr("sys.stdin", sent)
         exit_code, out, err = posttrain("chat", "model", "--max-completion-length", "2", *flags)
         assert exit_code == 2
-        assert err.count("DataError: ") == 1
+        assert err.count("DataError: ") == len(BAD)
         assert "Traceback" not in err
     turns = json.loads(out)["turns"]
     assert [turn["message"] for turn in turns if "reply" in turn] == ["ab", "cd"]
-    assert [place for place, turn in enumerate(turns) if "DataError" in turn.get("error", "")] == [place_of_bad]
+    assert [place for place, turn in enumerate(turns) if "DataError" in turn.get("error", "")] == [0, 2, 3, 5]
 
 
 def test_a_message_that_is_too_long_ends_with_its_error(posttrain):
@@ -179,16 +182,17 @@ NOT_UTF_8 = (b"abc\xff", b"\xff", b"ab\xc3", b"\xe2\x82 ab", b"\xed\xa0\x80", b"
 
 
 @pytest.mark.parametrize("decoding", ["strict", "surrogateescape"])
-@pytest.mark.parametrize("sent", NOT_UTF_8)
+@pytest.mark.parametrize("sent", [NOT_UTF_8[:1], NOT_UTF_8], ids=["one", "all"])
 def test_a_line_that_is_not_utf_8_is_an_error_of_the_data(posttrain, monkeypatch, sent, decoding):
     """Python decodes standard input strictly in most locales, and with surrogates in the locale C."""
-    stdin = io.TextIOWrapper(io.BytesIO(b"ab\n" + sent + b"\n"), encoding="utf-8", errors=decoding)
+    stdin = io.TextIOWrapper(io.BytesIO(b"\n".join([b"ab", *sent, b""])), encoding="utf-8", errors=decoding)
     monkeypatch.setattr("sys.stdin", stdin)
     exit_code, _, err = posttrain("chat", "model", "--max-completion-length", "2")
     assert exit_code == 2
     assert "Traceback" not in err
-    assert "DataError: a " in err
-    assert "UTF-8" in err
+    errors = [line for line in err.splitlines() if line.startswith("DataError: a ")]
+    assert len(errors) == len(sent)
+    assert all("UTF-8" in error for error in errors)
 
 
 @pytest.mark.parametrize("chat", [True, False])

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.catalogue import catalogue
 
 from posttrain import environment
 from posttrain.cli import TAKES_SETTINGS, _command
@@ -30,7 +31,7 @@ VERBS = (
 # --- help ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", VERBS)
+@catalogue("verb", VERBS)
 def test_help_has_examples_of_the_verb(posttrain, verb):
     exit_code, out, err = posttrain(*verb.split(), "--help")
     assert exit_code == 0
@@ -51,8 +52,8 @@ def examples_of(*words: str) -> list[str]:
     return inspect.cleandoc(command_of(*words).help).partition("Examples:\n")[2].splitlines()
 
 
-@pytest.mark.parametrize("columns", ["40", "80", "200"])
-@pytest.mark.parametrize("verb", ["", "data", "reward", "engine", *VERBS])
+@catalogue("columns", ["40", "80", "200"])
+@catalogue("verb", ["", "data", "reward", "engine", *VERBS])
 def test_help_cuts_no_name_and_breaks_no_example(posttrain, monkeypatch, verb, columns):
     monkeypatch.setenv("COLUMNS", columns)
     _, out, _ = posttrain(*verb.split(), "--help")
@@ -73,8 +74,8 @@ def test_help_says_of_each_verb_what_it_does_in_whole_sentences(posttrain, group
         assert f" {name} {summary}" in said
 
 
-@pytest.mark.parametrize(
-    ("verb", "example"), [(verb, example.strip()) for verb in ("", *VERBS) for example in examples_of(*verb.split())]
+@catalogue(
+    "verb, example", [(verb, example.strip()) for verb in ("", *VERBS) for example in examples_of(*verb.split())]
 )
 def test_an_example_of_the_help_can_be_typed(verb, example):
     """It may follow a pipe or variables of the environment."""
@@ -129,7 +130,7 @@ NEED_AN_ARGUMENT = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("verb", ["", "data", "reward", *NEED_AN_ARGUMENT])
+@catalogue("verb", ["", "data", "reward", *NEED_AN_ARGUMENT])
 def test_a_verb_without_its_argument_shows_its_help_and_did_not_work(posttrain, verb):
     exit_code, out, _ = posttrain(*verb.split())
     assert exit_code == 2
@@ -227,7 +228,7 @@ def test_what_a_reward_prints_does_not_get_into_the_json(posttrain, place):
 # --- settings on the command line ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "settings",
     [
         "train.learning_rate=1e-5 seed=3",
@@ -236,7 +237,7 @@ def test_what_a_reward_prints_does_not_get_into_the_json(posttrain, place):
         "--train.learning-rate 1e-5 seed=3",
     ],
 )
-@pytest.mark.parametrize("first", ["run.yaml", ""])
+@catalogue("first", ["run.yaml", ""])
 def test_a_setting_is_the_same_in_every_spelling_and_place(posttrain, settings, first):
     arguments = [*first.split(), *settings.split(), *([] if first else ["run.yaml"])]
     exit_code, found = posttrain.json("train", *arguments, "--dry-run")

@@ -32,8 +32,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("command", "refused"),
+@catalogue(
+    "command, refused",
     [
         ("advise --data pairs --write missing/run.yaml", "missing/run.yaml cannot be read or written: No such file"),
         ("advise --data pairs --write file/run.yaml", "file/run.yaml cannot be read or written: Not a directory"),

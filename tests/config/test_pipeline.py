@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tests.catalogue import catalogue
 
 from posttrain.config import DataConfig
 from posttrain.config.pipeline import holds_stages, notes, read_pipeline, to_yaml
@@ -154,8 +155,8 @@ def test_settings_of_the_pipeline_and_python_mappings():
 # refusals and warnings
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
+@catalogue(
+    "given, message",
     [
         (pipeline(stages=[]), r"stages = \[\]; allowed: a list with the settings of one run"),
         (pipeline(stages="sft"), "stages = sft"),

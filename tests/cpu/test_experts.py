@@ -152,7 +152,14 @@ def test_without_kernels_and_under_autocast_the_block_is_called():
 # ---------------------------------------------------------------- whole models
 
 
-@pytest.mark.parametrize("options", [{}, {"shared": False, "dtype": torch.bfloat16}, {"shared": False, "packed": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"shared": False, "dtype": torch.bfloat16},
+        {"shared": False, "packed": True},
+    ],
+)
 def test_a_model_of_experts_samples_by_the_kernel_what_it_samples_without(options, monkeypatch):
     model, called = tiny_model(MODEL, head_dim=32), []
     sampler = sampler_of(model, **options)

@@ -569,15 +569,15 @@ def test_a_library_is_compiled_once(whole, short, tmp_path, monkeypatch):
 
 
 @needs_compiler
-@pytest.mark.parametrize("damage", [lambda whole: b"", lambda whole: whole[:9000], lambda whole: whole[:-1] + b"x"])
-def test_a_damaged_library_is_made_anew(damage, short, tmp_path, monkeypatch):
+def test_a_damaged_library_is_made_anew(short, tmp_path, monkeypatch):
     """Loading a truncated library is a bus error, which no exception handler sees."""
     monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path))
     library = compiled(short, find_compiler())
     whole = library.read_bytes()
-    library.write_bytes(damage(whole))
-    assert compiled(short, find_compiler()) == library
-    assert library.read_bytes() == whole
+    for damaged in (b"", whole[:9000], whole[:-1] + b"x"):
+        library.write_bytes(damaged)
+        assert compiled(short, find_compiler()) == library
+        assert library.read_bytes() == whole
 
 
 @needs_compiler

@@ -87,7 +87,7 @@ VERDICTS = [
 ]
 
 
-@pytest.mark.parametrize(("sides", "verdicts", "better"), VERDICTS)
+@catalogue("sides, verdicts, better", VERDICTS)
 def test_two_answers_and_a_verdict_are_pairs_and_ties_are_left_out(sides, verdicts, better):
     rows = [{"instruction": "a?", sides[0]: "x", sides[1]: "y", "preference": one} for one in [*verdicts, "tie"]]
     *found, tie = read(rows, "pairs")
@@ -103,15 +103,15 @@ UNCLEAR = [
 ]
 
 
-@pytest.mark.parametrize(("ends", "verdicts"), [(ends, one) for ends, several in UNCLEAR for one in several])
+@catalogue("ends, verdicts", [(ends, one) for ends, several in UNCLEAR for one in several])
 def test_a_verdict_that_may_mean_either_is_not_guessed(ends, verdicts):
     sides = {f"response_{end}": answer for end, answer in zip(ends, "xy", strict=True)}
     with pytest.raises(DataError):
         detect(rows_of(*({"prompt": "a?", **sides, "preference": one} for one in verdicts)), "pairs")
 
 
-@pytest.mark.parametrize("stem", ["winner: {}", "answer: {}", "#{}", "the {}", "human_pref_{}", "slightly better: {}"])
-@pytest.mark.parametrize("ends", ["ab", "12"])
+@catalogue("stem", ["winner: {}", "answer: {}", "#{}", "the {}", "human_pref_{}", "slightly better: {}"])
+@catalogue("ends", ["ab", "12"])
 def test_a_verdict_may_have_words_that_cannot_reverse_it(stem, ends):
     sides = (f"response_{ends[0]}", f"response_{ends[1]}")
     assert [better_side(stem.format(end.upper()), sides) for end in ends] == [0, 1]

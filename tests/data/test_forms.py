@@ -243,7 +243,7 @@ def test_messages_in_the_notation_of_python_are_dropped_with_the_cure(text, name
         assert dropped == Dropped("rows:1", f"{column}: messages as text that is not JSON: write JSON, with json.dumps")
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "text",
     [
         '[{"from": "1990", "value": 3}]', '{"role": "admin", "content": "x"}', '{"role": "user"}', "[1, 2]", "{}", "[]",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from tests.catalogue import few
+from tests.catalogue import catalogue, few
 from tests.data import templates
 from tests.data.malformed import GOOD, TABLE, Malformed
 
@@ -18,7 +18,7 @@ from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row, read_rows
 
-ROWS, LINE, LIMIT = 10_000, 4_711, 256
+ROWS, LINE, LIMIT = 2_000, 711, 256
 SETS = {"examples": render_examples, "pairs": render_pairs, "labels": render_labels}
 
 
@@ -46,7 +46,7 @@ def read(rows: list[Row], kind: str, renderer: Renderer) -> tuple[list[int], lis
     return usable, [one for one in values if isinstance(one, Dropped)]
 
 
-@pytest.mark.parametrize("bad", TABLE, ids=lambda bad: bad.name)
+@catalogue("bad", TABLE, ids=lambda bad: bad.name)
 def test_a_bad_row_is_named_with_its_reason(bad: Malformed, renderer):
     good = Row(values=dict(GOOD[bad.layout]), origin="rows.jsonl:1")
     usable, dropped = read([good, Row(values=bad.row, origin="rows.jsonl:2")], bad.kind, renderer)
@@ -54,7 +54,7 @@ def test_a_bad_row_is_named_with_its_reason(bad: Malformed, renderer):
 
 
 @pytest.mark.parametrize("layout", few(GOOD, "prompts"))
-def test_bad_rows_among_ten_thousand_are_named_by_line_and_no_other_row_is_lost(layout, write, renderer):
+def test_bad_rows_among_thousands_are_named_by_line_and_no_other_row_is_lost(layout, write, renderer):
     bad = {LINE + 3 * n: one for n, one in enumerate(one for one in TABLE if one.layout == layout)}
     good = json.dumps(GOOD[layout]) + "\n"
     lines = (json.dumps(bad[n].row) + "\n" if n in bad else good for n in range(1, ROWS + 1))

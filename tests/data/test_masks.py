@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of
 from tests.data.test_examples import marked, only, render
@@ -261,9 +262,9 @@ AS_PYTHON = templates.CALLS.replace("[{{ c.function.name }} {{ c.function.argume
 ASKED = ("Please {} for cats", "{0}{0}", "ask")
 
 
-@pytest.mark.parametrize("said", ["", "I {} now."])
-@pytest.mark.parametrize("question", ASKED)
-@pytest.mark.parametrize("name", ["search", "a", "u", "get_n", "<eos>"])
+@catalogue("said", ["", "I {} now."])
+@catalogue("question", ASKED)
+@catalogue("name", ["search", "a", "u", "get_n", "<eos>"])
 def test_a_call_that_is_left_out_is_noticed_though_its_name_is_in_the_text(tokenizer, name, question, said):
     call = {"id": f"{name}:0", "type": "function", "function": {"name": name, "arguments": {}}}
     talk = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 from tests.data import templates
 from tests.data.samples import real_tokenizer, rows_of, shared_file
 from tests.data.test_examples import marked
@@ -105,7 +106,7 @@ def test_no_turn_of_the_prompt_or_of_the_beginnings_is_lost(with_system, questio
     assert (values["prompt"], values["chosen"], values["rejected"]) == (whole, [RIGHT], [WRONG])
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "prompt",
     [
         TALK[2:3],
@@ -180,8 +181,8 @@ def test_a_margin_is_read_where_there_is_one(renderer):
     assert [pair.margin for pair in pairs] == [2.0, None, None]
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
+@catalogue(
+    "row, reason",
     [
         ({"chosen": "3"}, "chosen and rejected are the same"),
         ({"prompt": ""}, "empty prompt"),

@@ -11,9 +11,9 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from tests.catalogue import few
+from tests.catalogue import examples, few
 from tests.data.samples import jsonl, rows_of, shared_file
 
 from posttrain.data import json_array
@@ -299,7 +299,7 @@ def talk_with_calls(arguments, column):
 @pytest.mark.parametrize("form", ["parquet", "saved", "in memory"])
 def test_calls_from_arrow_have_their_own_arguments_only(form, column, tmp_path):
     @given(st.lists(ARGUMENTS, min_size=1, max_size=4))
-    @settings(max_examples=20, deadline=None)
+    @examples(8, 20)
     def check(several):
         rows = [
             talk_with_calls(arguments, column) for arguments in (ALL, *several)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import random
-import subprocess
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,13 +81,12 @@ KINDS: Mapping[str, tuple[str, str, dict[str, Any]]] = {
 
 
 QUICK = ("full", "lora", "reward_model")
-"""The kinds that quick tests export; only `full` uses a new interpreter that imports transformers, which takes
-seconds."""
+"""The kinds that quick tests export."""
 
 
 @pytest.fixture(autouse=True)
 def replays_are_forked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fork replays in quick tests; the replayed work is the same."""
+    """Fork replays in quick tests: the work is the same, and a new interpreter takes seconds to import transformers."""
     if request.node.get_closest_marker("slow") is None:
         monkeypatch.setattr(api, "subprocess", FORKED)
 
@@ -120,11 +117,7 @@ class Runs:
 
     def export(self, kind: str) -> Exported:
         if kind not in self.exported:
-            run = self.run(kind)
-            with pytest.MonkeyPatch.context() if kind == "full" else contextlib.nullcontext() as patch:
-                if patch:
-                    patch.setattr(api, "subprocess", subprocess)
-                self.exported[kind] = export(run, self.folder / f"exported-{kind}", max_new_tokens=8)
+            self.exported[kind] = export(self.run(kind), self.folder / f"exported-{kind}", max_new_tokens=8)
         return self.exported[kind]
 
 

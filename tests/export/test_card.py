@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 from huggingface_hub import ModelCard
+from tests.catalogue import catalogue
 from tests.export.conftest import KINDS, Runs, kinds
 
 from posttrain.algorithms import ALGORITHMS
@@ -99,8 +100,8 @@ def test_names_on_the_hub_are_named_for_the_hub():
     assert found["datasets"] == ["trl-lib/Capybara"]
 
 
-@pytest.mark.parametrize(
-    ("given", "expected"),
+@catalogue(
+    "given, expected",
     [
         ("/home/me/models/qwen", "qwen"),
         ("../data/train.jsonl", "train.jsonl"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import resource
@@ -15,6 +16,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from tests.export.conftest import KINDS, Runs, kinds, settings, shared
+from tests.house import nodes_of, tree_of
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 import posttrain
@@ -41,6 +43,15 @@ def test_plain_transformers_gives_the_greedy_tokens_of_the_checkpoint(runs: Runs
     assert done.replay.largest_difference < 1e-4
     assert done.replay.ties == ()
     assert done.step == 2
+
+
+def test_a_replay_imports_nothing_of_this_library():
+    """Tests fork the process that replays; a real one runs this file alone, in a new interpreter."""
+    nodes = nodes_of(tree_of(Path(api.replay_script.__file__)))
+    modules = {node.module or "." for node in nodes if isinstance(node, ast.ImportFrom)}
+    modules |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    assert {"torch", "transformers"} <= modules
+    assert not [name for name in modules if name.startswith(("posttrain", "."))]
 
 
 def test_trained_adapters_are_in_the_weights_of_the_export(runs: Runs, workshop: Path):

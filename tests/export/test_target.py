@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -27,7 +26,7 @@ def out(tmp_path: Path) -> Path:
 
 def dead() -> int:
     """The id of a process that has ended."""
-    done = subprocess.Popen([sys.executable, "-c", ""])
+    done = subprocess.Popen(["true"])
     done.wait()
     return done.pid
 

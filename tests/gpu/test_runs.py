@@ -67,7 +67,8 @@ def greedy(run: Path, when: str) -> list[list[int]]:
 
 @pytest.mark.parametrize(("device", "precision"), in_precisions(DEVICES))
 def test_the_sampler_says_of_its_tokens_what_the_trainer_says(folder, tmp_path, device, precision):
-    run = pt.train(config(folder, tmp_path / "run", device, precision))
+    few = {"prompts": 4, "samples": 0, "writing": 0}
+    run = pt.train(config(folder, tmp_path / "run", device, precision, evaluation=few))
     assert [step["mismatch/abs_max"] <= MISMATCH[precision] for step in run.metrics] == [True, True]
     assert run.metrics[-1]["grad_norm"] > 0
 
@@ -125,12 +126,12 @@ def little_to_look_at() -> None:
 
 
 @pytest.mark.usefixtures("little_to_look_at")
-@pytest.mark.parametrize(("device", "steps"), [("cpu", 7), pytest.param("cuda", 50, marks=CARD.marks)])
+@pytest.mark.parametrize(("device", "steps"), [("cpu", 6), pytest.param("cuda", 50, marks=CARD.marks)])
 def test_fifty_steps_hold_no_more_than_five_and_nothing_is_left(tmp_path, device, steps):
-    """On the processor seven steps. A first run allocates the memory that libraries keep, such as cuBLAS's
+    """On the processor six steps. A first run allocates the memory that libraries keep, such as cuBLAS's
     workspace."""
     folder = write_inputs(tmp_path)
-    held_after_each_step(folder, tmp_path / "first", device, 2)
+    held_after_each_step(folder, tmp_path / "first", device, 1)
     before = held_bytes(device)
     held, weights = held_after_each_step(folder, tmp_path / "second", device, steps)
     assert held[4] > before + 2 * weights, "the count includes policy, reference, critic and their optimizers"

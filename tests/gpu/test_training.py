@@ -82,7 +82,7 @@ def reference(folder, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("device", "algorithm", "precision"), in_precisions(on_card(ALGORITHMS, "grpo", "dpo", later=FAMILIES))
+    ("device", "algorithm", "precision"), in_precisions(on_card(ALGORITHMS, "dpo", later=FAMILIES))
 )
 def test_the_first_steps_are_those_of_the_processor(folder, tmp_path, reference, device, algorithm, precision):
     settings = {"model.device": device, "model.precision": precision}
@@ -92,7 +92,7 @@ def test_the_first_steps_are_those_of_the_processor(folder, tmp_path, reference,
 
 @pytest.mark.parametrize(
     ("device", "variant", "precision"),
-    in_precisions(on_card(VARIANTS, "adapters", "a shared critic", later=VARIANTS)),
+    in_precisions(on_card(VARIANTS, later=VARIANTS)),
 )
 def test_other_ways_to_train_take_the_steps_of_the_processor(folder, tmp_path, reference, device, variant, precision):
     algorithm, settings = VARIANTS[variant]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,15 @@ from posttrain.models.load import choose_compute_dtype, choose_device, disable_d
 SHARED_MODELS = Path(__file__).parents[3] / "shared/data/models"
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("written") / "model")
+
+
 @pytest.fixture
-def folder(tmp_path) -> Path:
-    return tiny_folder(tmp_path / "model")
+def folder(written, tmp_path) -> Path:
+    """A copy, which the test may change."""
+    return shutil.copytree(written, tmp_path / "model")
 
 
 def load(path: Path | str, **settings):

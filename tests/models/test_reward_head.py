@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.tiny import tiny_model
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForSequenceClassification,
     AutoTokenizer,
@@ -44,6 +44,12 @@ def load(folder: Path, **settings) -> LoadedModel:
     return load_reward_model(ModelConfig(path=str(folder), device="cpu"), **settings)
 
 
+@pytest.fixture(scope="module")
+def model(folder) -> nn.Module:
+    """Tests only read it."""
+    return load(folder).model
+
+
 def right_padded(rows: list[list[int]], fill: int = PAD) -> Tokens:
     longest = max(map(len, rows))
     ids_BT = torch.tensor([row + [fill] * (longest - len(row)) for row in rows])
@@ -57,16 +63,14 @@ def close(actual: Tensor, expected: Tensor) -> None:
 # scores
 
 
-def test_the_score_of_a_row_does_not_depend_on_the_rows_beside_it(folder):
-    model = load(folder).model
+def test_the_score_of_a_row_does_not_depend_on_the_rows_beside_it(model):
     alone = torch.cat([row_scores(model, right_padded([row])) for row in ROWS])
     close(row_scores(model, right_padded(ROWS)), alone)
     assert len({round(score, 5) for score in alone.tolist()}) == len(ROWS)
 
 
-def test_transformers_scores_alike_with_padding_on_either_side(folder):
+def test_transformers_scores_alike_with_padding_on_either_side(model):
     """The score is read at the last real token, wherever the padding is."""
-    model = load(folder).model
     longest = max(map(len, ROWS))
     scores_B = row_scores(model, right_padded(ROWS))
     for left in (False, True):
@@ -78,21 +82,18 @@ def test_transformers_scores_alike_with_padding_on_either_side(folder):
 
 
 @pytest.mark.parametrize("fill", [PAD, EOS, 17])
-def test_what_stands_in_the_padding_is_never_read(folder, fill):
-    model = load(folder).model
+def test_what_stands_in_the_padding_is_never_read(model, fill):
     assert torch.equal(row_scores(model, right_padded(ROWS, fill)), row_scores(model, right_padded(ROWS)))
 
 
-def test_an_answer_that_was_cut_is_scored_at_its_last_token(folder):
-    model = load(folder).model
+def test_an_answer_that_was_cut_is_scored_at_its_last_token(model):
     cut, ended = row_scores(model, right_padded([[1, 9, 8], [1, 9, 8, EOS]])).tolist()
     assert cut != ended
     assert cut == pytest.approx(model(input_ids=torch.tensor([[1, 9, 8]])).logits.item(), rel=1e-5)
 
 
-def test_an_answer_may_end_with_the_pad_token(folder):
+def test_an_answer_may_end_with_the_pad_token(model):
     """If pad and EOS are one id, a search for the last other token would find the token before."""
-    model = load(folder).model
     assert row_scores(model, right_padded([[1, 9, PAD]])) != row_scores(model, right_padded([[1, 9]]))
 
 

@@ -37,6 +37,12 @@ def load(folder: Path, **settings) -> LoadedModel:
     return load_step_model(ModelConfig(path=str(folder), device="cpu"), **settings)
 
 
+@pytest.fixture(scope="module")
+def model(folder) -> torch.nn.Module:
+    """Tests only read it."""
+    return load(folder).model
+
+
 def padded(rows: list[list[int]], ends: list[list[int]], fill: int = 0) -> tuple[Tokens, torch.Tensor]:
     longest = max(map(len, rows))
     ends_BT = torch.zeros(len(rows), longest, dtype=torch.bool)
@@ -51,9 +57,8 @@ def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize("fill", [0, 2, 17])
-def test_packed_scores_are_those_of_transformers_row_by_row(folder, fill):
+def test_packed_scores_are_those_of_transformers_row_by_row(model, fill):
     """Scores are compared at the ends of steps, for any other rows and any padding; all other places are 0."""
-    model = load(folder).model
     scores_BT = step_scores(model, *padded(ROWS, ENDS, fill))
     for row, (ids, ends) in enumerate(zip(ROWS, ENDS, strict=True)):
         logits_T = model(input_ids=torch.tensor([ids])).logits[0, :, 0]
@@ -73,8 +78,7 @@ def test_packed_and_alone_give_the_same_gradient(folder):
         torch.testing.assert_close(whole, alone, rtol=1e-4, atol=1e-6)
 
 
-def test_a_step_knows_nothing_of_what_comes_after(folder):
-    model = load(folder).model
+def test_a_step_knows_nothing_of_what_comes_after(model):
     before, after = (step_scores(model, *padded([row], [[2]]))[0, 2] for row in ([1, 9, 6], [1, 9, 6, 8, 8, 6]))
     close(before, after)
 

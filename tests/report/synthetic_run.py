@@ -228,13 +228,13 @@ def events(steps: int) -> list[dict[str, Any]]:
     return [{"time": f"2026-11-20T10:0{i}:00.000+00:00", **event} for i, event in enumerate(told)]
 
 
-def write_run(folder: Path, *, steps: int = 60) -> Path:
-    """Write a finished run that learned: from 22% to 95%."""
-    return shutil.copytree(_written(steps).name, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
+def write_run(folder: Path, *, steps: int = 60, prompts: int = 8) -> Path:
+    """Write a finished run that learned: from 22% to 95%. It has the answers to `prompts` prompts of three steps."""
+    return shutil.copytree(_written(steps, prompts).name, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
 
 
 @cache
-def _written(steps: int) -> TemporaryDirectory[str]:
+def _written(steps: int, prompts: int) -> TemporaryDirectory[str]:
     """Write such a run once, to be copied, because writing takes ten times as long as copying."""
     kept = TemporaryDirectory()
     folder, rng = Path(kept.name), random.Random(0)
@@ -254,5 +254,5 @@ def _written(steps: int) -> TemporaryDirectory[str]:
     }
     (folder / "evaluation.json").write_text(json.dumps(content))
     for step in (1, steps // 2, steps):
-        write_rollouts(folder, step, rollout_rows(step, steps, rng))
+        write_rollouts(folder, step, rollout_rows(step, steps, rng, prompts=prompts))
     return kept

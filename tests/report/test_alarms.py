@@ -7,6 +7,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.report.alarms import UNCHECKED, alarms_html, alarms_of, read_answers, watch_charts
 from posttrain.report.charts import learning_charts
@@ -155,7 +156,7 @@ def test_a_run_from_before_there_were_alarms_has_no_panel(run_folder):
     assert watch_charts(run) == []
 
 
-@pytest.mark.parametrize("content", [None, "", "{", "[1]\n", "\x00"])
+@catalogue("content", [None, "", "{", "[1]\n", "\x00"])
 def test_answers_that_cannot_be_read_are_left_out(gamed, content):
     path = gamed / ALARM["answers"]
     path.unlink() if content is None else path.write_text(content)

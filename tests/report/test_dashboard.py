@@ -22,6 +22,7 @@ from urllib.parse import quote, urlsplit
 
 import psutil
 import pytest
+from tests.catalogue import catalogue
 from tests.report.synthetic_run import metrics_row, rollout_row, rollout_rows, write_lines, write_rollouts, write_run
 from tests.report.test_page import PAYLOADS, Page, payload_run
 
@@ -260,7 +261,7 @@ def test_no_other_machine_can_connect(server):
             socket.create_connection((address, server.port), timeout=5)
 
 
-@pytest.mark.parametrize(
+@catalogue(
     "name",
     ["link", "../secret", "..%2fsecret", "first/../../secret", "/etc", "%2fetc", "first%00", "first/checkpoints"],
 )
@@ -271,26 +272,35 @@ def test_names_lead_nowhere_else(browser, name):
         assert "tiny:addition" not in text
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_nothing_that_others_wrote_becomes_markup(payload, tmp_path):
-    def shown(text: str) -> list[str]:
-        found = {}
-        for name in ("a", "b"):
-            path = payload_run(tmp_path / ("hostile" if text == payload else "harmless") / name, text)
-            found[name] = standing(f"{name} {text}", path)
-        place = find_runs(tmp_path / "none")
-        run = read_run(found["a"].folder)
-        return [
-            pages.overview(tmp_path, place, list(found.values())),
-            pages.rollouts(f"a {text}", run, pages.Asked(step=60, find="" if text != payload else payload[:1])),
-            pages.overlay({f"{name} {text}": read_run(one.folder) for name, one in found.items()}),
-            pages.failure(text),
-        ]
+def shown_by_all_pages(text: str, folder: Path, find: str) -> list[str]:
+    """The pages about two runs in the folder that hold the text wherever somebody else may have written."""
+    found = {name: standing(f"{name} {text}", payload_run(folder / name, text)) for name in ("a", "b")}
+    run = read_run(found["a"].folder)
+    return [
+        pages.overview(folder, find_runs(folder / "none"), list(found.values())),
+        pages.rollouts(f"a {text}", run, pages.Asked(step=60, find=find)),
+        pages.overlay({f"{name} {text}": read_run(one.folder) for name, one in found.items()}),
+        pages.failure(text),
+    ]
 
-    for path in (tmp_path / "harmless", tmp_path / "hostile"):
-        for name in ("a", "b"):
-            write_run(path / name)
-    for harmless, hostile in zip(shown("harmless"), shown(payload), strict=True):
+
+@pytest.fixture
+def two_runs(tmp_path: Path) -> Path:
+    for name in ("a", "b"):
+        write_run(tmp_path / name, prompts=1)
+    return tmp_path
+
+
+@pytest.fixture
+def all_harmless(two_runs: Path) -> list[str]:
+    return shown_by_all_pages("harmless", two_runs, "")
+
+
+@catalogue("payload", PAYLOADS)
+def test_nothing_that_others_wrote_becomes_markup(payload, all_harmless, two_runs):
+    """Each payload replaces the one before, in all files."""
+    all_hostile = shown_by_all_pages(payload, two_runs, payload[:1])
+    for harmless, hostile in zip(all_harmless, all_hostile, strict=True):
         tags = [[tag for tag, _ in Page(source).elements if tag != "span"] for source in (harmless, hostile)]
         assert tags[0] == tags[1]
         assert not [name for _, attributes in Page(hostile).elements for name in attributes if name.startswith("on")]
@@ -387,7 +397,7 @@ def test_how_a_run_stands_is_told_by_its_files_and_its_process(tmp_path, last, e
     write_lines(folder / "events.jsonl", [{"step": 0, "kind": "start"}, {"step": 3, "kind": last}])
     if error:
         (folder / "error.json").write_text(json.dumps({"type": "NonFiniteError", "message": "loss is nan\nmore"}))
-    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone = subprocess.Popen(["true"])
     gone.wait()
     names = {"dead": gone.pid, "alive": os.getpid(), "here": socket.gethostname()}
     (folder / ".lock").write_text(owner.format(**names))
@@ -399,7 +409,7 @@ def test_how_a_run_stands_is_told_by_its_files_and_its_process(tmp_path, last, e
 def test_a_process_that_ended_unasked_for_and_another_one_with_its_number_are_not_the_run(tmp_path):
     folder = write_run(tmp_path / "run")
     write_lines(folder / "events.jsonl", [{"step": 0, "kind": "start"}])
-    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended = subprocess.Popen(["true"])
     while psutil.Process(ended.pid).status() != psutil.STATUS_ZOMBIE:
         time.sleep(0.01)
     (folder / ".lock").write_text(f"pid {ended.pid} on {socket.gethostname()}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.catalogue import catalogue
 
 from posttrain.report.charts import heldout_bars, learning_charts
 from posttrain.report.notes import observations
@@ -230,8 +231,8 @@ def test_chosen_answers_that_became_less_likely_are_a_warning_with_its_cures():
 REASONS = ("by lowering both", "The loss asks for the opposite", "answers that are not in the data")
 
 
-@pytest.mark.parametrize(
-    ("other", "moved", "reason"),
+@catalogue(
+    "other, moved, reason",
     [
         (interval(-25.0, 1.0), "became less likely by 25 nats (interval 24 to 26)", 0),
         (interval(-11.1, 1.0), "became less likely by 11.1 nats (interval 10.1 to 12.1)", 0),
@@ -244,7 +245,7 @@ REASONS = ("by lowering both", "The loss asks for the opposite", "answers that a
         (None, None, 2),
     ],
 )
-@pytest.mark.parametrize(("better", "worse"), [("chosen", "rejected"), ("desirable", "undesirable")])
+@catalogue("better, worse", [("chosen", "rejected"), ("desirable", "undesirable")])
 def test_the_reason_depends_on_where_the_other_answers_went(better, worse, other, moved, reason):
     fell = {f"logps_{better}": interval(-11.0, 1.0), f"logps_{worse}": other}
     (note,) = [n for n in observations(pair_run(0.5, 0.7, interval(0.2, 0.05), **fell)) if "less likely" in n.title]
@@ -329,8 +330,8 @@ def test_only_an_algorithm_that_compares_answers_is_told_about_groups(compares: 
     assert ("signal" in stream.getvalue()) == compares
 
 
-@pytest.mark.parametrize(
-    ("reward", "scores", "guess"),
+@catalogue(
+    "reward, scores, guess",
     [
         (0.1, (0.0, 1.0), "too hard"),
         (0.9, (0.0, 1.0), "solved already"),

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from tests.catalogue import few
-from tests.report.synthetic_run import evaluation, rollout_row, write_lines, write_rollouts
+from tests.catalogue import catalogue, few
+from tests.report.synthetic_run import evaluation, rollout_row, write_lines, write_rollouts, write_run
 
 from posttrain.report.page import render, write_report
 from posttrain.report.samples import chosen_steps, shade, token_pieces
@@ -97,10 +97,18 @@ def test_the_policy_allows_exactly_the_page_s_own_style_and_script(run_folder):
     assert not [a for _, a in Page(source).elements if "style" in a], "style attributes would be blocked"
 
 
-@pytest.mark.parametrize("payload", PAYLOADS)
-def test_nothing_that_others_wrote_becomes_markup(run_folder, payload):
-    harmless = Page(render(read_run(payload_run(run_folder, "harmless"))))
-    hostile_source = render(read_run(payload_run(run_folder, payload)))
+@pytest.fixture(scope="module")
+def harmless(tmp_path_factory) -> Page:
+    folder = write_run(tmp_path_factory.mktemp("harmless") / "demo", prompts=1)
+    return Page(render(read_run(payload_run(folder, "harmless"))))
+
+
+@catalogue("payload", PAYLOADS)
+def test_nothing_that_others_wrote_becomes_markup(tmp_path, harmless, payload):
+    """Each payload replaces the one before, in all files."""
+    folder = tmp_path / "demo"
+    folder = folder if folder.exists() else write_run(folder, prompts=1)
+    hostile_source = render(read_run(payload_run(folder, payload)))
     hostile = Page(hostile_source)
     tags = [
         tag for tag, _ in hostile.elements if tag != "span"

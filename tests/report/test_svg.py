@@ -6,6 +6,7 @@ import xml.etree.ElementTree as xml
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 
 from posttrain.report.svg import (
     IntervalRow,
@@ -95,8 +96,8 @@ def test_bars_write_their_values_beside_them():
     assert widths[1] / widths[0] == pytest.approx(0.9 / 0.25, rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("form", "value", "text"),
+@catalogue(
+    "form, value, text",
     [
         (compact, 0.0, "0"),
         (compact, 9_999.4, "9,999"),

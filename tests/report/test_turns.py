@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
+from tests.catalogue import catalogue
 
 from posttrain.report.samples import Group, group_html
 
@@ -42,8 +42,8 @@ def test_what_a_turn_earned_stands_beside_it():
     assert '<i class="given">model</i>' in html
 
 
-@pytest.mark.parametrize("given", [None, "x", [[4, 2]], [[-9, 99]], [["a", 1]], [[1]]])
-@pytest.mark.parametrize("episode", [None, "{", "[]", "7", '{"turns": "<b>"}', "[" * 100_000])
+@catalogue("given", [None, "x", [[4, 2]], [[-9, 99]], [["a", 1]], [[1]]])
+@catalogue("episode", [None, "{", "[]", "7", '{"turns": "<b>"}', "[" * 100_000])
 def test_a_file_of_another_program_is_shown_all_the_same(given: Any, episode: Any):
     html = shown(given=given, episode=episode)
     assert "turns" not in html

@@ -174,8 +174,8 @@ def test_a_supervised_loss_near_zero_is_not_explained_away():
     assert titles(run_of(loss=[1e-3] * 20, grad_norm=[0.5] * 20)) == []
 
 
-@pytest.mark.parametrize(
-    ("metrics", "title"),
+@catalogue(
+    "metrics, title",
     [
         ({"completions__clipped_ratio": [0.0] * 8 + [0.6] * 8}, "Answers were cut off"),
         ({"unscored_fraction": [0.0] * 9 + [0.3]}, "Some answers could not be scored"),
@@ -221,10 +221,10 @@ def graded(before: list[float], after: list[float]) -> RunRecord:
 LEVELS = [round(0.05 * (i % 9), 2) for i in range(64)]
 
 
-@pytest.mark.parametrize("best", [0.99, 1.0])
-@pytest.mark.parametrize("place", [0, 63])
-@pytest.mark.parametrize(
-    ("before", "after", "headline"),
+@catalogue("best", [0.99, 1.0])
+@catalogue("place", [0, 63])
+@catalogue(
+    "before, after, headline",
     [
         (LEVELS, [score + 0.5 for score in LEVELS], "The model improved."),
         ([0.8] * 64, [1.0] * 12 + [0.0] * 52, "The model got worse."),

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -382,6 +383,7 @@ def test_of_two_that_take_over_in_the_same_instant_one_is_refused(storage, monke
     one_of_two_takes_over(RemoteFolder(storage.url), monkeypatch)
 
 
+@pytest.mark.slow
 def test_of_several_processes_that_take_over_at_once_one_does(storage):
     code = (
         "import sys\n"
@@ -481,23 +483,25 @@ def test_a_patience_that_is_no_number_is_told(storage, monkeypatch):
         pass
 
 
-def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path):
-    code = (
-        "import sys, time\n"
-        "from posttrain.store import claim; claim.BEAT = 0.1\n"
-        "from posttrain.store.claim import Claim\nfrom posttrain.store.remote import RemoteFolder\n"
-        "from posttrain.errors import ConfigError\n"
-        f"mine = Claim(RemoteFolder('file://{tmp_path}/bucket/run'), sys.argv[1])\n"
-        "print('ready', flush=True); sys.stdin.readline()\n"
-        "try:\n    mine.begin(); mine.remote.write('config.yaml', b'x'); print('wrote', flush=True)\n"
-        "except ConfigError: print('refused', flush=True)\n"
-        "sys.stdin.readline()\n"
-    )
-    both = Together(code, "ab")
-    assert both.hear() == ["ready"] * 2
-    both.tell()
-    assert sorted(both.hear()) == ["refused", "wrote"]
-    both.tell()
+def test_of_two_runs_that_begin_at_once_one_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(claim, "BEAT", 0.1)
+    ready, over = threading.Barrier(2), threading.Barrier(2)
+
+    def begin(name: str) -> str:
+        mine = Claim(RemoteFolder(f"file://{tmp_path}/bucket/run"), name)
+        ready.wait()
+        try:
+            mine.begin()
+            mine.remote.write("config.yaml", b"x")
+            return "wrote"
+        except ConfigError:
+            return "refused"
+        finally:
+            over.wait()
+            mine.end()
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(begin, "ab")) == ["refused", "wrote"]
 
 
 class Together:

@@ -256,7 +256,7 @@ def test_the_lock_of_a_killed_process_is_taken_over_even_if_a_child_of_it_lives_
 
 
 def ended_process() -> int:
-    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+    with subprocess.Popen(["true"]) as process:
         pass
     return process.pid
 
