@@ -61,6 +61,24 @@ def test_numbers_are_those_of_the_records(folder, data):
     assert all(len(record.samples) == 4 for record in found.records)
 
 
+@pytest.mark.parametrize("bonus", ["always", "often"])
+def test_a_bonus_that_is_paid_for_wrong_answers_makes_none_right(folder, data, bonus):
+    def always(completion):
+        return 1.0
+
+    def often(completion):
+        return float(len(completion) % 2 == 0)
+
+    found = evaluate(
+        folder, data, ["exact_match", {"always": always, "often": often}[bonus]], k=4, max_completion_length=8
+    )
+    assert found.rewards["exact_match"].mean == 0 < found.greedy_score.mean
+    assert (found.greedy_accuracy.mean, found.pass_at_1.mean, found.pass_at_k[4].mean) == (0, 0, 0)
+    shown = dict(found.rows())
+    assert shown["greedy accuracy"].mean == 0 < shown["greedy score"].mean
+    assert found.to_json()["verifiers"] == ["exact_match"]
+
+
 def test_the_check_judges_greedy_answers_and_touches_no_score(folder, data):
     plain = evaluate(folder, data, "exact_match", k=2, max_completion_length=8)
     checked = evaluate(folder, data, "exact_match", k=2, max_completion_length=8, check=ends_early())

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.catalogue import catalogue
@@ -202,18 +203,27 @@ def test_who_waits_is_said_in_shares_of_the_step():
     assert who_waits({}) is None
 
 
-def graded(before: list[float], after: list[float]) -> RunRecord:
-    """A finished run with these scores of the same prompts."""
-    shared = {"samples": 0, "confidence": 0.95, "temperature": 1.0, "top_p": 1.0, "max_completion_length": 8, "seed": 0}
+def graded(before: list[float], after: list[float], right: tuple[int, int] | None = None) -> RunRecord:
+    """A finished run with these scores of the same prompts. `right`: how many of them a verifier called right."""
+    shared: dict[str, Any] = {
+        "samples": 0,
+        "confidence": 0.95,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "max_completion_length": 8,
+        "seed": 0,
+    }
+    shared |= {"verifiers": ("math",)} if right else {}
+
+    def answer(place: int, score: float, many: int | None) -> Answer:
+        verified = None if many is None else place < many
+        return Answer(text="", ids=(1,), finish_reason="eos", score=score, right=verified)
+
     first, second = (
         summarise(
-            [
-                Record(index=i, prompt=str(i), greedy=Answer(text="", ids=(1,), finish_reason="eos", score=score))
-                for i, score in enumerate(scores)
-            ],
-            **shared,
+            [Record(index=i, prompt=str(i), greedy=answer(i, score, many)) for i, score in enumerate(scores)], **shared
         )
-        for scores in (before, after)
+        for scores, many in zip((before, after), right or (None, None), strict=True)
     )
     return replace(run_of(), evaluation=json.loads(json.dumps(evaluation_json(first, second))))
 
@@ -247,6 +257,24 @@ def test_the_share_of_full_marks_is_shown_beside_a_graded_score():
     assert sentence.startswith("Answers with a score of 1: 0% (0% to ")
     assert ", 25% (" in sentence
     assert "full marks 25%" in evaluation_line(run.evaluation["trained"], run.evaluation["baseline"])
+
+
+@catalogue(
+    "before, after, right, measure",
+    [
+        ([0.0] * 64, [1.0] * 64, (0, 0), "score"),  # a bonus of 1 for wrong answers
+        ([0.0] * 64, [1.2] * 32 + [0.2] * 32, (0, 32), "score"),  # a bonus beside right answers
+        ([-1.0] * 64, [1.0] * 48 + [-1.0] * 16, (0, 48), "score"),  # -1 for wrong answers
+        ([0.0] * 64, [1.0] * 48 + [0.0] * 16, (0, 48), "accuracy"),
+    ],
+)
+def test_a_verifier_decides_what_is_called_right(before, after, right, measure):
+    run = graded(before, after, right)
+    assert verdict(run).measure == measure
+    assert verdict(run).headline == "The model improved."
+    said = [one for one in verdict(run).sentences if one.startswith("Right answers (math): 0% (")]
+    assert len(said) == (measure == "score")
+    assert all(f", {right[1] / 64:.0%} (" in one for one in said)
 
 
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 40), (12, 0), (0, 64), (64, 64), (3, 50)])

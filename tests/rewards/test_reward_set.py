@@ -8,13 +8,18 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.catalogue import catalogue
 from tests.rewards.rollouts import IN_TIME, completion, prompt
 from tests.tiny import tiny_model
 
 import posttrain
 from posttrain.errors import ConfigError, DataError, RewardError
-from posttrain.rewards import Reward, check_gold, enforce_limit, missing
+from posttrain.rewards import Reward, RewardSet, check_gold, enforce_limit, missing
+from posttrain.rewards.calls import Signature
+from posttrain.rewards.components import Component
+from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.scores import ENVIRONMENT
+from posttrain.rewards.verifiers import BUILTINS
 from posttrain.types import Episode
 
 ECHO = """
@@ -452,3 +457,36 @@ def test_a_worker_finds_modules_in_the_folder_that_the_run_was_started_in(score,
     (tmp_path / "lengths_of_here.py").write_text("def length(completion):\n    return len(completion)\n")
     monkeypatch.chdir(tmp_path)
     assert score(["4", "the 5"], Reward(function="lengths_of_here.length")).rewards_PG == [[1, 5]]
+
+
+def named(name: str, weight: float = 1.0) -> Component:
+    builtin = BUILTINS[name]
+    signature = Signature.of(builtin.function, name)
+    return Component(label=name, weight=weight, timeout=1.0, settings={}, signature=signature, builtin=builtin)
+
+
+@catalogue(
+    "rewards, parts, right",
+    [
+        # A bonus makes no answer right, a penalty makes none wrong, and the scale of the sum does not matter.
+        ([("exact_match",), ("format",)], {"exact_match": 0.0, "format": 1.0}, False),
+        ([("format",), ("exact_match",)], {"exact_match": 1.0, "format": 0.0}, True),
+        ([("numeric", 0.2), ("l1_exact",)], {"numeric": 1.0, "l1_exact": -0.7}, True),
+        ([("numeric", 9), ("format",)], {"numeric": 0.5, "format": 1.0}, False),
+        # Of several verifiers those in the sum decide, or else those that are only logged.
+        ([("numeric",), ("exact_match", 0)], {"numeric": 1.0, "exact_match": 0.0}, True),
+        ([("cosine",), ("math", 0)], {"cosine": 1.2, "math": 0.0}, False),
+        ([("numeric",), ("math",)], {"numeric": 1.0, "math": 0.0}, False),
+        # One that does not apply says nothing.
+        ([("numeric",), ("math",)], {"numeric": None, "math": 1.0}, True),
+        ([("numeric",), ("language",)], {"numeric": None, "language": 1.0}, True),
+        ([("numeric",), ("language",)], {"numeric": None, "language": None}, False),
+        # Without a verifier, an answer is right if it gets 1 from each reward in the sum.
+        ([("format",), ("finished",)], {"format": 1.0, "finished": 0.0}, False),
+        ([("format",), ("finished",)], {"format": 1.0, "finished": 1.0}, True),
+        ([("format",), ("repetition", -1)], {"format": 1.0, "repetition": 0.3}, True),
+        ([("format", 3)], {"format": 0.9}, False),
+    ],
+)
+def test_which_answers_are_right(rewards, parts, right):
+    assert RewardSet([named(*one) for one in rewards], pool=WorkerPool(1)).is_right(parts) is right

@@ -38,10 +38,14 @@ class Answer:
     """Scores of the independent check, which training never sees, by label."""
     vote: str | None = None
     """The normalised answer that the majority vote counts; None if no answer could be extracted."""
+    right: bool | None = None
+    """What `RewardSet.is_right` says; None in answers of earlier versions, which are right from a total of 1."""
 
     @property
     def correct(self) -> bool:
-        return self.score is not None and self.score >= CORRECT_AT
+        if self.right is None:
+            return self.score is not None and self.score >= CORRECT_AT
+        return self.right and self.score is not None
 
     @property
     def truncated(self) -> bool:
@@ -92,7 +96,10 @@ class Evaluation:
     unscored: int = 0
     """Number of answers, greedy and sampled, without a score."""
     score_range: tuple[float, float] = (math.nan, math.nan)
-    """Lowest and highest score: shows whether `accuracy` is meaningful."""
+    """Lowest and highest score: shows whether `accuracy` is meaningful without a verifier."""
+    verifiers: tuple[str, ...] = ()
+    """Labels of the rewards that decide which answers are right. Without one, answers are right that get 1 from each
+    reward."""
     errors: tuple[str, ...] = ()
     """Error messages of the rewards, each once."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
@@ -138,6 +145,7 @@ class Evaluation:
             "check": {label: interval_to_json(interval) for label, interval in self.check.items()},
             "unscored": self.unscored,
             "score_range": [_finite(edge) for edge in self.score_range],
+            "verifiers": list(self.verifiers),
             "errors": list(self.errors),
             **self._compared(),
         }
@@ -181,6 +189,7 @@ class Evaluation:
             check={label: _interval_from_json(i) for label, i in data["check"].items()},
             unscored=_count(data["unscored"]),
             score_range=(_number(data["score_range"][0]), _number(data["score_range"][1])),
+            verifiers=tuple(map(str, data.get("verifiers", []))),
             errors=tuple(data["errors"]),
         )
 
@@ -212,15 +221,15 @@ class Evaluation:
 
     @property
     def has_full_mark(self) -> bool:
-        """Does a score of 1 mean right? A learned score, for example, has no such mark, and its answers are neither
-        right nor wrong."""
+        """Can answers be right? They can if a verifier says so, or if 1 is the highest score. A learned score, for
+        example, has no such mark, and its answers are neither right nor wrong."""
         low, high = self.score_range
-        return math.isnan(high) or (low >= 0 and (abs(high - 1) < 1e-6 or high == 0))
+        return bool(self.verifiers) or math.isnan(high) or (low >= 0 and (abs(high - 1) < 1e-6 or high == 0))
 
     @property
     def has_partial_credit(self) -> bool:
-        """Do greedy answers have scores between 0 and 1? Then the score decides what improved. (`measure_of` of the
-        report decides in the same way.)"""
+        """Do greedy answers have scores other than 0 for wrong and 1 for right? Then the score decides what improved.
+        (`measure_of` of the report decides in the same way.)"""
         return abs(self.greedy_score.mean - self.greedy_accuracy.mean) > 1e-6
 
     def rows(self) -> list[tuple[str, Interval]]:

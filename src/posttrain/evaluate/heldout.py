@@ -67,7 +67,7 @@ def evaluate_sampler(
     vote = vote_for(reward_set) if extract is None else by_text(extract)
     records = [
         Record(index=prompt.index, prompt=prompt.text, greedy=judged[0], samples=tuple(judged[1:]))
-        for prompt, judged in zip(prompts, _answers(groups, scores, check_scores, vote), strict=True)
+        for prompt, judged in zip(prompts, _answers(groups, scores, check_scores, vote, reward_set), strict=True)
     ]
     return summarise(
         records,
@@ -77,6 +77,7 @@ def evaluate_sampler(
         top_p=sampling.top_p,
         max_completion_length=max_completion_length,
         seed=seed,
+        verifiers=reward_set.verifiers,
         errors=[str(failure) for judged in (scores, check_scores) if judged for failure in judged.failures],
         judgements=[judgement for judged in (scores, check_scores) if judged for judgement in judged.judgements],
     )
@@ -91,6 +92,7 @@ def summarise(
     top_p: float,
     max_completion_length: int,
     seed: int,
+    verifiers: tuple[str, ...] = (),
     errors: Iterable[str] = (),
     judgements: Iterable[Judgement] = (),
 ) -> Evaluation:
@@ -122,6 +124,7 @@ def summarise(
         check=_by_label((answer.check for answer in greedy), confidence),
         unscored=len(greedy) + len(sampled) - len(totals),
         score_range=(min(totals), max(totals)) if totals else (math.nan, math.nan),
+        verifiers=verifiers,
         errors=tuple(dict.fromkeys(errors)),
         records=tuple(records),
         judgements=tuple(judgements),
@@ -148,9 +151,11 @@ def _bounds_of_equal(means: Sequence[float]) -> tuple[float, float] | None:
 
 
 def _answers(
-    groups: Sequence[Sequence[Completion]], scores: Scores, check: Scores | None, vote: Vote
+    groups: Sequence[Sequence[Completion]], scores: Scores, check: Scores | None, vote: Vote, rewards: RewardSet
 ) -> list[list[Answer]]:
     """Return `[P][1 + samples]` answers: completions with their scores. The check scores the first of each group."""
+
+    counted = scores.counted
 
     def answer(p: int, g: int, completion: Completion) -> Answer:
         verdicts = {label: given[p][g] for label, given in scores.verdicts.items()}
@@ -163,6 +168,7 @@ def _answers(
             reasons={label: verdict.reason for label, verdict in verdicts.items() if verdict is not None},
             check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
             vote=normalise(vote(completion.text, verdicts)),
+            right=rewards.is_right({label: values[p][g] for label, values in counted.items()}),
         )
 
     return [[answer(p, g, completion) for g, completion in enumerate(group)] for p, group in enumerate(groups)]

@@ -55,7 +55,7 @@ def baseline_of_run(run: Path, evaluation: Evaluation) -> Evaluation:
         return replace(evaluation, lost=str((lost | lost_answers).get("lost")))
     asked = {(record.index, record.prompt) for record in evaluation.records}
     same = [record for record in answers if (record.index, record.prompt) in asked]
-    shared = {name: getattr(before, name) for name in ("temperature", "top_p", "seed", "samples")}
+    shared = {name: getattr(before, name) for name in ("temperature", "top_p", "seed", "samples", "verifiers")}
     counted = summarise(
         same, max_completion_length=before.max_completion_length, confidence=evaluation.confidence, **shared
     )

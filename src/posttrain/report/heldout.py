@@ -65,8 +65,9 @@ def kind_of(*evaluations: Mapping[str, Any]) -> Kind:
 def measure_of(*evaluations: Mapping[str, Any]) -> str:
     """Return the main measure: `loss`, `auc` or `rmse` by kind, `accuracy` for rewards on its scale, else `score`.
 
-    Total rewards are on the scale of an accuracy if none is below 0, the largest is 1 or 0, and the greedy answers have
-    no score between. With scores between, the share of 1 would leave out most of what changes.
+    Total rewards are on the scale of an accuracy if the greedy answers get 1 if they are right and else 0. With other
+    scores, the share of right answers would leave out most of what changes. Without a verifier, no score may be below
+    0, and the largest must be 1 or 0.
     """
     own = {"loss": "loss", "labels": "auc", "ratings": "rmse"}
     if (kind := kind_of(*evaluations)) in own:
@@ -75,7 +76,14 @@ def measure_of(*evaluations: Mapping[str, Any]) -> str:
     seen = [edge for edge in edges if edge is not None]
     if not seen:
         return "accuracy"
-    return "accuracy" if _are_marks(seen) and not any(map(_has_partial_credit, evaluations)) else "score"
+    marks = all(map(verifiers_of, evaluations)) or _are_marks(seen)
+    return "accuracy" if marks and not any(map(_has_partial_credit, evaluations)) else "score"
+
+
+def verifiers_of(evaluation: Mapping[str, Any]) -> list[str]:
+    """Return the labels of the rewards that decide which answers are right."""
+    found = evaluation.get("verifiers")
+    return [str(label) for label in found] if isinstance(found, list) else []
 
 
 def _are_marks(seen: Sequence[float]) -> bool:
@@ -83,29 +91,32 @@ def _are_marks(seen: Sequence[float]) -> bool:
 
 
 def _has_partial_credit(evaluation: Mapping[str, Any]) -> bool:
-    """Do greedy answers have scores between 0 and 1? Then their mean score differs from the share of 1."""
+    """Do greedy answers have other scores than 0 and 1? Then their mean score differs from the share of right ones."""
     greedy = mapping(evaluation.get("greedy"))
     score, right = span(greedy.get("score")), span(greedy.get("accuracy"))
     return score is not None and right is not None and abs(score.mean - right.mean) > 1e-6
 
 
 def full_marks(evaluation: Mapping[str, Any]) -> Span | None:
-    """Return the share of greedy answers with a score of 1, if scores lie between 0 and 1 and some are between."""
+    """Return the share of right greedy answers if the score says more. Without a verifier, scores must lie between 0
+    and 1, and answers with 1 are right."""
     edges = [number(edge) for edge in evaluation.get("score_range") or []]
     seen = [edge for edge in edges if edge is not None]
-    if not seen or min(seen) < 0 or max(seen) > 1 + 1e-6 or not _has_partial_credit(evaluation):
+    on_scale = bool(verifiers_of(evaluation)) or (min(seen) >= 0 and max(seen) <= 1 + 1e-6 if seen else False)
+    if not seen or not on_scale or not _has_partial_credit(evaluation):
         return None
     return span(mapping(evaluation.get("greedy")).get("accuracy"))
 
 
 def full_mark_sentences(measure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    """Say how many answers got a score of 1, if the verdict is about a score between 0 and 1."""
+    """Say how many answers were right, or got a score of 1, if the verdict is about a score."""
     if measure != "score" or not (full_marks(before) or full_marks(after)):
         return []
     old, new = (span(mapping(side.get("greedy")).get("accuracy")) for side in (before, after))
     if old is None or new is None:
         return []
-    return [f"Answers with a score of 1: {show_span('accuracy', old)} before, {show_span('accuracy', new)} after."]
+    what = f"Right answers ({', '.join(judges)})" if (judges := verifiers_of(after)) else "Answers with a score of 1"
+    return [f"{what}: {show_span('accuracy', old)} before, {show_span('accuracy', new)} after."]
 
 
 def headline_span(evaluation: Mapping[str, Any], measure: str) -> Span | None:

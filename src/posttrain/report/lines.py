@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.report.heldout import WORDS, full_marks, headline_span, kind_of, measure_of, only_class
+from posttrain.report.heldout import WORDS, full_marks, headline_span, kind_of, measure_of, only_class, verifiers_of
 from posttrain.report.spans import show_span, show_value, span
 from posttrain.report.store import mapping, number
 from posttrain.report.svg import compact, percent
@@ -28,7 +28,7 @@ def evaluation_line(evaluation: Mapping[str, Any], *others: Mapping[str, Any]) -
         if mean is not None and measure_of(evaluation, *others) == "accuracy":
             parts.append(f"pass@{k} {percent(mean)}")
     if (full := full_marks(evaluation)) is not None:
-        parts.append(f"full marks {percent(full.mean)}")
+        parts.append(f"{'right' if verifiers_of(evaluation) else 'full marks'} {percent(full.mean)}")
     for label, found in mapping(evaluation.get("check")).items():
         mean = number(mapping(found).get("mean"))
         if mean is not None:

@@ -19,7 +19,7 @@ from posttrain.rewards.load import IN_MEMORY, given_function
 from posttrain.rewards.making import make_component
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
-from posttrain.rewards.scores import Scores
+from posttrain.rewards.scores import CORRECT_AT, Scores
 from posttrain.rewards.scoring import Scoring
 from posttrain.rewards.verifiers import BUILTINS
 from posttrain.rewards.worker_process import LocalWorker
@@ -107,6 +107,24 @@ class RewardSet:
     @property
     def labels(self) -> tuple[str, ...]:
         return tuple(component.label for component in self.components)
+
+    @property
+    def verifiers(self) -> tuple[str, ...]:
+        """Labels of the built-in rewards that tell whether an answer is right: those in the sum, else all of them."""
+        found = [one for one in self.components if one.builtin is not None and one.builtin.verifies]
+        added = [one for one in found if one.weight > 0]
+        return tuple(one.label for one in added or found)
+
+    def is_right(self, parts: Mapping[str, float | None]) -> bool:
+        """Do these scores, by label and after gates, mean that the answer is right?
+
+        The verifiers decide: a bonus for the form makes no answer right, and a penalty makes none wrong. If none of
+        them applies to the answer, each reward with a weight above 0 must give at least 1.
+        """
+        added = [component.label for component in self.components if component.weight > 0]
+        found = [part for label in self.verifiers if (part := parts[label]) is not None]
+        found = found or [part for label in added if (part := parts[label]) is not None]
+        return bool(found) and all(part >= CORRECT_AT for part in found)
 
     @property
     def reads_environment(self) -> bool:

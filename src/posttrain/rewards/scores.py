@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 
 CORRECT_AT = 1.0 - 1e-9
-"""Total reward from which an answer counts as correct. `accuracy`, pass@k and majority@k therefore make sense only for
-rewards whose maximum is 1. For any other scale read `score`."""
+"""Score from which a reward counts an answer as right (`RewardSet.is_right`). Without a built-in verifier, `accuracy`,
+pass@k and majority@k therefore make sense only for rewards whose maximum is 1. For any other scale read `score`."""
 
 
 ENVIRONMENT = "the environment"

@@ -121,6 +121,8 @@ class Builtin:
     """Default settings in a training run. They are stricter than the defaults of the function."""
     runner: Callable[[Mapping[str, Any]], Runner] | None = None
     """Makes, from the settings, a runner that judges in its own processes instead of a worker."""
+    verifies: bool = False
+    """Does a score of 1 mean that the answer is right? Others score form, length or what an environment returns."""
 
     @property
     def needed_settings(self) -> list[str]:
@@ -137,12 +139,17 @@ def _exact_match_quick(completion: str, answer: Any, *, extract: str | None = No
 _BOX, _LAST_LINE = {"answer_from": "box"}, {"answer_from": "last_line"}
 _HERE, _ALGEBRA = "posttrain.rewards.verifiers", "posttrain.verify.mathematics.algebra"
 BUILTINS: dict[str, Builtin] = {
-    "exact_match": Builtin(function=exact_match, target=f"{_HERE}:exact_match", quick=_exact_match_quick),
+    "exact_match": Builtin(
+        function=exact_match, target=f"{_HERE}:exact_match", quick=_exact_match_quick, verifies=True
+    ),
     "regex": Builtin(function=regex, target=f"{_HERE}:regex"),
     "environment": Builtin(function=environment, target=f"{_HERE}:environment", quick=environment),
     "agent": Builtin(function=agent, target=f"{_HERE}:agent", quick=agent),
     "fuzzy_match": Builtin(
-        function=fuzzy.fuzzy_match, target="posttrain.rewards.fuzzy:fuzzy_match", quick=fuzzy.fuzzy_match_quick
+        function=fuzzy.fuzzy_match,
+        target="posttrain.rewards.fuzzy:fuzzy_match",
+        quick=fuzzy.fuzzy_match_quick,
+        verifies=True,
     ),
     "format": Builtin(function=form.format_tags, target="posttrain.rewards.format:format_tags", quick=form.format_tags),
     "json_schema": Builtin(function=form.json_schema, target="posttrain.rewards.format:json_schema"),
@@ -160,9 +167,17 @@ BUILTINS: dict[str, Builtin] = {
             "language": language.language,
         }.items()
     },
-    "code": Builtin(function=code, target="posttrain.verify.programs:code", golds=COLUMNS, runner=CodeRunner),
+    "code": Builtin(
+        function=code, target="posttrain.verify.programs:code", golds=COLUMNS, runner=CodeRunner, verifies=True
+    ),
     **{
-        name: Builtin(function=function, target=f"{_ALGEBRA}:{name}", quick=presets.in_time(function), training=_BOX)
+        name: Builtin(
+            function=function,
+            target=f"{_ALGEBRA}:{name}",
+            quick=presets.in_time(function),
+            training=_BOX,
+            verifies=True,
+        )
         for name, function in (
             ("math", presets.math),
             ("math500", presets.math500),
@@ -176,6 +191,7 @@ BUILTINS: dict[str, Builtin] = {
             quick=presets.in_time(function),
             golds=golds,
             training=training,
+            verifies=True,
         )
         for name, function, golds, training in (
             ("numeric", presets.numeric, (), _LAST_LINE),
