@@ -5,6 +5,7 @@ the others wait until it has started.
 """
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import itertools
@@ -13,6 +14,7 @@ import signal
 from collections.abc import Generator, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -86,6 +88,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     os.environ["POSTTRAIN_CACHE"] = str(folder)
     yield folder
     os.environ.pop("POSTTRAIN_CACHE") if before is None else os.environ.update(POSTTRAIN_CACHE=before)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built_once(own_cache: Path) -> Iterator[None]:
+    """Let one test process build a tiny model while the others wait, instead of all of them."""
+    from posttrain.tasks import tiny
+
+    path_of = tiny.tiny_model_path
+
+    def one_after_the_other(*names: Any, **options: Any) -> Path:
+        with own_cache.with_name("building").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            return path_of(*names, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny, "tiny_model_path", one_after_the_other)
+        yield
 
 
 MODULES = itertools.count()
