@@ -169,7 +169,8 @@ def test_what_is_no_data_is_refused_by_both_in_the_same_words(name, model, tmp_p
 @catalogue("names", [("train", "test"), ("train", "validation"), ("validation",), ("de", "en")])
 def test_splits_of_other_names_are_refused_with_the_names_to_give_them(names, model, tmp_path):
     splits = DatasetDict({name: Dataset.from_list(ROWS[:2]) for name in names})
-    for given in (splits, dict(splits), dict.fromkeys(names, ROWS) if names[-1] != "en" else splits):
+    lists = [dict.fromkeys(names, ROWS)] if names[-1] in objects.SPLITS else []
+    for given in (splits, dict(splits), *lists):
         with pytest.raises(DataError, match=rf'data holds the splits .*\n  Name what .*"eval": data\["{names[-1]}"\]'):
             pt.train(settings(model, tmp_path / "run"), data=given, rewards=[count_a])
 
