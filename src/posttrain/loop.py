@@ -30,6 +30,7 @@ from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.engines import make_sampler
 from posttrain.experience.assemble import experience_of
 from posttrain.experience.group import Group, groups_of
+from posttrain.models.given import model_and_tokenizer
 from posttrain.models.load import LoadedModel, disable_dropout, load_model
 from posttrain.models.microbatches import Split
 from posttrain.models.named import resolve_model_path
@@ -52,12 +53,12 @@ class Policy:
     ) -> None:
         """`model` is a folder, a name (also `tiny:sort`), or a model and a tokenizer as transformers loads them, in
         float32. Its dropout is set to 0. `temperature` divides the logits in both sampling and training. Raises
-        ModelError."""
-        if isinstance(model, tuple):
-            self.loaded = LoadedModel.of(*model)
-            disable_dropout(self.loaded.model)
-        else:
+        ConfigError or ModelError."""
+        if isinstance(model, str | PathLike):
             self.loaded = load_model(resolve_model_path(ModelConfig(path=fspath(model)), 0))
+        else:
+            self.loaded = LoadedModel.of(*model_and_tokenizer(model))
+            disable_dropout(self.loaded.model)
         self.temperature = temperature
         self.sampler = make_sampler(self.loaded)
         compute = self.loaded.compute

@@ -105,7 +105,12 @@ def test_an_algorithm_of_your_own_is_one_of_the_mapping(monkeypatch):
 
 @catalogue(
     "key, cls, said",
-    [("grpo", GRPO, "exists already"), ("other", Mine, "key = 'mine'"), ("text", "Mine", "the same key")],
+    [
+        ("grpo", GRPO, "exists already"),
+        ("other", Mine, "key = 'mine'"),
+        ("text", "Mine", "the same key"),
+        ("plain", type("Plain", (), {"key": "plain"}), r"derived from .*Algorithm.*\n  Write class Plain\(Algorithm\)"),
+    ],
 )
 def test_what_cannot_be_an_algorithm_of_that_name_is_refused(key, cls, said):
     with pytest.raises(ConfigError, match=said):

@@ -384,6 +384,40 @@ def test_a_function_without_a_file_is_to_be_put_into_one():
         assert said.endswith(f'\n  Put it into a file and write "rewards.py:{name}".')
 
 
+class MyEnvironment: ...
+
+
+OBJECTS: dict[str, tuple[dict[str, Any], str]] = {
+    "a tool": ({"tools": my_reward}, r'tools.0: my_reward itself, a Python function.*Write "\S+config.py:my_reward"'),
+    "a lambda": (
+        {"tools": [lambda: 0]},
+        r'tools.0: <lambda> itself, .*Put it into a file and write "tools.py:my_tool"',
+    ),
+    "a class": ({"environment": MyEnvironment}, r"environment.function: MyEnvironment itself, a Python class.*Write "),
+    "an instance": ({"environment": MyEnvironment()}, r'environment.function: .*Write "\S+config.py:MyEnvironment"'),
+    "an agent": ({"agent": {"function": print}}, r'agent.function: print itself, .*write "agent.py:print"'),
+    "a model": ({"model": Ellipsis}, "model: a Python ellipsis; allowed: the folder or the name of a model.*save_pre"),
+    "a model and its tokenizer": ({"model": (Ellipsis, Ellipsis)}, "model: a Python list; allowed: the folder"),
+    "a model as path": ({"model": {"path": Ellipsis}}, "model: a Python ellipsis; allowed: the folder"),
+    "rows": (
+        {"data": [{"prompt": "a"}]},
+        "data: rows themselves, a Python list; allowed: their source: .*data.train = ",
+    ),
+    "an iterator": ({"data": iter(())}, "data: rows themselves, a Python tuple_iterator; allowed: their source"),
+    "rows to train on": ({"data": {"train": [{"prompt": "a"}]}}, "data.train: rows themselves, a Python list; allowed"),
+    "files": (
+        {"data": ["a.jsonl", "b.jsonl"]},
+        r"data = \[a.jsonl, b.jsonl\].*for example data = {train: train.jsonl}",
+    ),
+}
+"""Python objects that a config cannot hold, and what the refusal says."""
+
+
+@catalogue("given, said", OBJECTS.values(), ids=OBJECTS)
+def test_a_config_refuses_python_objects_with_what_to_write_in_their_place(given, said):
+    assert re.match(f"(?s){said}", refusal(MINIMAL | given))
+
+
 def test_null_switches_a_section_off_and_a_setting_below_it_on_again():
     assert load("lora=null", lora={"rank": 8}).lora is None
     assert load("lora.alpha=4", lora=None).lora == LoRAConfig(alpha=4)

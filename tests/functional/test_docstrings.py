@@ -10,6 +10,7 @@ MODULES = [
     "posttrain.explain",
     "posttrain.errors",
     "posttrain.functional.baselines",
+    "posttrain.functional.choices",
     "posttrain.functional.kl",
     "posttrain.functional.masks",
     "posttrain.functional.shaping",

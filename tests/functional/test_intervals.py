@@ -243,6 +243,32 @@ def test_one_text_that_has_all_tokens_says_nothing_about_the_spread():
     assert ratio_interval([3.0, 0.0], [2, 0]) == Interval(1.5, -math.inf, math.inf, 2)
 
 
+@catalogue(
+    "ratio, lengths",
+    [(ratio, lengths) for ratio in (0.0, 0.1, 0.5, 1.0) for lengths in ([5] * 5, [5, 7, 3], [1, 90], [2] * 64)],
+)
+def test_texts_of_equal_quotients_say_nothing_about_their_spread(ratio, lengths):
+    """Five texts whose tokens are all right had the interval from 1 to 1."""
+    sums = [ratio * length for length in lengths]
+    bounded = ratio_interval(sums, lengths, bounds=(0.0, 1.0))
+    assert 0 <= bounded.low <= bounded.mean <= bounded.high <= 1
+    assert bounded.high - bounded.low > 0.05
+    assert ratio_interval(sums, lengths) == (pytest.approx(ratio), -math.inf, math.inf, len(lengths))
+    assert ratio_interval(sums, lengths, bounds=(0.0, math.inf))[1:] == (0.0, math.inf, len(lengths))
+
+
+def test_equal_quotients_have_the_interval_of_their_effective_number():
+    """Texts of 2, 2, 4 and 4 tokens carry as much as 3.6 equal ones; six equal texts carry as much as six values."""
+    one, two = (
+        ratio_interval([n * 1.0 for n in lengths], lengths, bounds=(0, 1)) for lengths in ([8] * 6, [2, 2, 4, 4])
+    )
+    assert one == pytest.approx(mean_interval([1.0] * 6, bounds=(0, 1)))
+    z2 = statistics.NormalDist().inv_cdf(0.975) ** 2
+    share = (3.6 + z2 / 2) / (3.6 + z2)
+    assert two.low == pytest.approx(share - math.sqrt(z2 * share * (1 - share) / (3.6 + z2)))
+    assert ratio_interval([5.0, 7.0, 2.9], [5, 7, 3], bounds=(0, 1)).low > 0.85, "texts that differ keep Student's t"
+
+
 @catalogue("given_numbers", [([], []), ([0.0], [0])])
 def test_no_token_has_no_mean(given_numbers):
     assert math.isnan(ratio_interval(*given_numbers).mean)

@@ -79,6 +79,12 @@ def test_an_installed_package_publishes_a_reward_by_name(score, reward_file, tmp
             r"\"numeric\" cannot work with settings \{'relative_tolerance': 'much'\}",
         ),
         (Reward(name="math", settings={"completion": "x"}), "has no setting 'completion'"),
+        ({"nam": "math"}, r"a reward with 'nam'; did you mean \"name\"\?; allowed: name, function, model, judge"),
+        ({}, "allowed: exactly one of the four"),
+        *(
+            (value, f"a reward of type {kind}; allowed: the name of a b")
+            for value, kind in ((None, "NoneType"), (3, "int"))
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

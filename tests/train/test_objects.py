@@ -14,17 +14,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
 from datasets import Dataset, DatasetDict
-from tests.catalogue import few
+from tests.catalogue import catalogue, few
+from tests.episodes import worlds
 from tests.tiny import tiny_model
 from tests.train import letters
 from tests.train.letters import count_a
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import posttrain as pt
+from posttrain.config import load_config
 from posttrain.errors import ConfigError, DataError, ModelError
+from posttrain.loop import Policy
 from posttrain.rewards import Reward
 from posttrain.rewards.load import GIVEN
+from posttrain.train import objects
 
 ROWS = [{"prompt": "abcdefgh"[n % 8] * (1 + n // 8), "answer": "a" * (n % 3)} for n in range(24)]
 
@@ -159,6 +164,62 @@ def test_what_is_no_data_is_refused_by_both_in_the_same_words(name, model, tmp_p
     with pytest.raises(DataError, match=said):
         pt.evaluate(str(model), data, count_a)
     assert not (tmp_path / "run").exists()
+
+
+@catalogue("names", [("train", "test"), ("train", "validation"), ("validation",), ("de", "en")])
+def test_splits_of_other_names_are_refused_with_the_names_to_give_them(names, model, tmp_path):
+    splits = DatasetDict({name: Dataset.from_list(ROWS[:2]) for name in names})
+    lists = [dict.fromkeys(names, ROWS)] if names[-1] in objects.SPLITS else []
+    for given in (splits, dict(splits), *lists):
+        with pytest.raises(DataError, match=rf'data holds the splits .*\n  Name what .*"eval": data\["{names[-1]}"\]'):
+            pt.train(settings(model, tmp_path / "run"), data=given, rewards=[count_a])
+
+
+NOT_MODELS: dict[str, Callable[[Any, Any], Any]] = {
+    "a model alone": lambda model, tokenizer: model,
+    "a list": lambda model, tokenizer: [model, tokenizer],
+    "swapped": lambda model, tokenizer: (tokenizer, model),
+    "three things": lambda model, tokenizer: (model, tokenizer, 1),
+    "a number": lambda model, tokenizer: 3,
+}
+
+
+@catalogue("name", NOT_MODELS)
+def test_what_is_no_model_is_refused_in_the_same_words(name, model, tmp_path):
+    given = NOT_MODELS[name](torch.nn.Linear(1, 1), AutoTokenizer.from_pretrained(model))
+    for use in (
+        lambda: pt.train(settings(model, tmp_path), model=given, data=ROWS, rewards=count_a),
+        lambda: pt.train(settings(model, tmp_path), model={"path": given}, data=ROWS, rewards=count_a),
+        lambda: pt.evaluate(given, ROWS, count_a),
+        lambda: Policy(given),
+    ):
+        with pytest.raises(
+            ConfigError, match=r"model is of type .*; allowed: a folder, a name, or \(model, tokenizer\)"
+        ):
+            use()
+
+
+ACTORS: dict[str, tuple[dict[str, Any], str]] = {
+    "a tool": ({"tools": worlds.look}, "tools: [{file}:look]"),
+    "tools": ({"tools": [worlds.look, "calculator"]}, "tools: [{file}:look, calculator]"),
+    "a class": ({"environment": worlds.Guess}, "environment: {{function: {file}:Guess}}"),
+    "a class with settings": (
+        {"environment": {"function": worlds.Guess, "settings": {"pause": 0.5}}},
+        "environment: {{function: {file}:Guess, settings: {{pause: 0.5}}}}",
+    ),
+    "a class by its key": ({"environment.function": worlds.Guess}, "environment: {{function: {file}:Guess}}"),
+    "an agent": ({"agent": worlds.look}, "agent: {{function: {file}:look}}"),
+}
+
+
+@catalogue("given, written", ACTORS.values(), ids=ACTORS)
+def test_tools_environments_and_agents_are_written_by_file_and_name(given, written, model, tmp_path):
+    file = Path(worlds.__file__).relative_to(Path.cwd())
+    plain = settings(model, tmp_path / "run", data={"train": "task:sort"})
+    found = objects.resolve(plain, given, lambda _: tmp_path).resolved.config
+    assert found == load_config(plain | yaml.safe_load(written.format(file=file))).config
+    if "." not in next(iter(given)):
+        assert objects.resolve(plain | given, {}, lambda _: tmp_path).resolved.config == found
 
 
 @pytest.mark.slow

@@ -106,12 +106,14 @@ def _loaded(plugin: Plugin) -> type[Algorithm]:
 
 
 def _checked(key: str, algorithm: type[Algorithm]) -> type[Algorithm]:
-    """Return the class if its own key is `key`, because configs, records and errors name it by its own key."""
+    """Return the class if it is an algorithm whose own key is `key`: configs, records and errors name it by that."""
+    from posttrain.algorithms.algorithm import Algorithm
+
     own = getattr(algorithm, "key", None)
-    if own != key or not isinstance(algorithm, type):
+    if own != key or not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
         raise ConfigError(
             given=f"{algorithm!r} as algorithm {key!r}, with key = {own!r}",
             allowed="a class derived from posttrain.algorithms.Algorithm with the same key",
-            fix=f'Write key: ClassVar[str] = "{key}" in the class.',
+            fix=f'Write class {getattr(algorithm, "__name__", "Mine")}(Algorithm) with key: ClassVar[str] = "{key}".',
         )
     return algorithm

@@ -7,7 +7,6 @@ Precedence: default < preset < file < command line.
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
 import re
@@ -85,7 +84,7 @@ class Layers:
         below = self.at(path)
         merges = isinstance(value, Mapping) and not isinstance(below, list) and (value or isinstance(below, dict))
         if not merges:
-            self._replace(path, copy.deepcopy(value), origin)
+            self._replace(path, _copied(value), origin)
             return
         for key, inner in value.items():
             self.put((*path, key), inner, origin)
@@ -106,7 +105,7 @@ class Layers:
             if not isinstance(self.at(path[:depth]), (dict, list)):  # null or a scalar becomes a section here
                 stands_for, giver = written_out(path[:depth], self.at(path[:depth])), self.source(path[:depth])
                 self._forget(path[:depth])
-                node[step] = copy.deepcopy(stands_for)
+                node[step] = _copied(stands_for)
                 self.origins |= {leaf: giver for leaf, _ in leaves(stands_for, path[:depth]) if stands_for}
             node = node[step]
         is_new = isinstance(node, dict) and path[-1] not in node
@@ -322,6 +321,13 @@ def _plain(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, PathLike) else value
 
 
+def _copied(value: Any) -> Any:
+    """Return a copy of sections and lists. What else they hold is shared: a model that is refused may be large."""
+    if isinstance(value, dict):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _known_preset(name: Any, told: _Told) -> str:
     """Return the name of the preset; empty if none is given or it does not exist."""
     if name is None or (isinstance(name, str) and name in PRESETS):
@@ -399,7 +405,7 @@ def _broken_beside(problems: Sequence[Problem], tree: Any, checks: Iterable[Chec
     """
     if any(problem.path[:1] == ("algorithm",) and problem.path[1:] in ((), ("name",)) for problem in problems):
         return []
-    tree, doubtful = copy.deepcopy(tree), set()
+    tree, doubtful = _copied(tree), set()
     for problem in problems:
         entry = next((place for place, step in enumerate(problem.path) if isinstance(step, int)), len(problem.path))
         doubtful |= {dotted(problem.path[:entry]), problem.meant} - {""}

@@ -34,7 +34,7 @@ from posttrain.config.sections import (
     TeacherConfig,
     TrainConfig,
 )
-from posttrain.config.values import BARE, Part, PathText, Text, as_list, as_whole, split_form
+from posttrain.config.values import BARE, Part, PathText, ToolText, as_list, as_whole, split_form
 from posttrain.errors import ConfigError
 
 REWARD_MODEL = "reward_model"
@@ -73,7 +73,7 @@ class RunConfig(Part):
     of this run. An entry `{model: reward_model}` of rewards or check scores with it."""
     environment: EnvironmentConfig = EnvironmentConfig()
     """Environment that answers the policy's turns, so that a completion may have several turns."""
-    tools: Annotated[list[Text], BeforeValidator(as_list)] = []
+    tools: Annotated[list[ToolText], BeforeValidator(as_list)] = []
     """Functions that the policy may call, `path/to/file.py:function` or `package.module.function`, or names of built-in
     tools: calculator, python (a program in the sandbox), search:FOLDER (full-text search)."""
     agent: AgentConfig = AgentConfig()

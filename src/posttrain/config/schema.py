@@ -309,6 +309,8 @@ def _fits_a_list(value: Any, variants: Iterable[Schema], walker: Walker) -> bool
 
 
 def _valid_value(name: str, node: Schema, types: set[str | None]) -> str:
+    if "object" in types and node.get("examples"):  # a section that has no default
+        return f"Write its settings below {name}, for example {name} = {show(node['examples'][0])}."
     if "object" in types and not isinstance(node.get("default"), str):
         return f"Write its settings below {name}, or set {name} = {{}} for all defaults."
     if node.get("default") is not None:

@@ -6,6 +6,7 @@ The text under a field is its documentation in all places that describe the sett
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
@@ -19,9 +20,10 @@ from pydantic import (
 )
 
 from posttrain.config.values import (
+    AgentText,
     BelowOne,
     Count,
-    FunctionText,
+    EnvironmentText,
     Natural,
     NonNegative,
     Number,
@@ -29,8 +31,11 @@ from posttrain.config.values import (
     PathText,
     Positive,
     Share,
+    SourceText,
     Text,
     as_number,
+    by_folder,
+    by_source,
     expand,
 )
 from posttrain.errors import ConfigError
@@ -62,7 +67,7 @@ class ByPath(Part):
     @model_validator(mode="before")
     @classmethod
     def _bare_string(cls, given: Any) -> Any:
-        return expand("model", given)
+        return by_folder(expand("model", given))
 
 
 class ModelConfig(ByPath):
@@ -165,12 +170,12 @@ class CriticConfig(Part):
 class DataConfig(Part):
     """The prompts or examples for training and for evaluation."""
 
-    train: PathText | list[PathText] = Field(examples=["train.jsonl"])
+    train: SourceText = Field(examples=["train.jsonl"])
     """Paths or globs of JSONL, JSON, CSV or Parquet files, Hugging Face datasets (`name` or `name:config`), or
     `task:NAME`."""
-    eval: PathText | list[PathText] | None = None
+    eval: SourceText | None = None
     """Sources of the held-out rows for evaluations, in the form of `train`. null: see eval_fraction."""
-    auxiliary: PathText | list[PathText] | None = None
+    auxiliary: SourceText | None = None
     """Examples for an algorithm that adds a next-token loss to each update (kimi_k2 with ptx_coef): prompt and
     completion, messages or text. Sources are in the form of `train`."""
     auxiliary_rows: Count = 16
@@ -221,6 +226,14 @@ class DataConfig(Part):
     answer to every prompt. Rows without the column count as one more value."""
     max_dropped: Share = 0.5
     """Largest share of rows that may be dropped. A larger share is an error."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _rows_have_a_source(cls, given: Any) -> Any:
+        for name, rows in given.items() if isinstance(given, Mapping) else ():
+            if name not in cls.model_fields and hasattr(rows, "column_names"):  # a split of a dataset
+                by_source(rows)
+        return by_source(given)
 
     @model_validator(mode="after")
     def _part_is_one_of_several(self) -> Self:
@@ -277,7 +290,7 @@ class SamplingConfig(Part):
 class EnvironmentConfig(Part):
     """The environment that answers the policy's turns. A bare string stands for `{function: string}`."""
 
-    function: FunctionText = None
+    function: EnvironmentText = None
     """A class, `path/to/file.py:Class` or `package.module.Class`, with the methods reset(row), step(message), tools(),
     turn_reward(), reward(), metrics() and close(). Only step or tools is required. Or an environment of another
     library: `trl:path/to/file.py:Class`, `gymnasium:ID`, `verifiers:NAME`. null: only tools answer."""
@@ -313,7 +326,7 @@ class AgentConfig(Part):
     """A program that sends requests to an OpenAI-compatible endpoint, which the policy answers (docs/agents.md). A bare
     string stands for `{function: string}`."""
 
-    function: FunctionText = None
+    function: AgentText = None
     """A function of a row, sync or async, `path/to/file.py:function` or `package.module.function`. It is called once
     for each trajectory, in its own process, and returns a reward, messages or None."""
     command: list[Text] = []

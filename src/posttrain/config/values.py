@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -45,8 +47,9 @@ def as_whole(value: Any) -> Any:
 
 
 def as_list(value: Any) -> Any:
-    """Return a list: a single name becomes a list of one, and `none` an empty list, as in other libraries."""
-    if not isinstance(value, str):
+    """Return a list: a single name or function becomes a list of one, and `none` an empty list, as in other
+    libraries."""
+    if not isinstance(value, str) and not callable(value):
         return value
     return [] if value == "none" else [value]
 
@@ -55,14 +58,15 @@ def _path(value: Any) -> Any:
     return os.fspath(value) if isinstance(value, PathLike) else value
 
 
-def _by_place(value: Any) -> Any:
-    """Refuse a function object: a run is resumed from its folder, which holds the place of a function and no code."""
-    if not callable(value):
+def _by_place(value: Any, example: str) -> Any:
+    """Refuse a function, a class or another object: a run is resumed from its folder, which holds the place of code and
+    no code. `example` is a place."""
+    if not callable(value) and not _holds_objects(value):
         return value
-    name, place = getattr(value, "__name__", type(value).__name__), place_of(value)
-    example = f"rewards.py:{name if name.isidentifier() else 'my_reward'}"
+    name, place = getattr(value, "__name__", type(value).__name__), place_of(value if callable(value) else type(value))
+    example = f"{example.partition(':')[0]}:{name}" if name.isidentifier() else example
     raise ConfigError(
-        given=f"{name} itself, a Python {type(value).__name__}",
+        given=f"{name} itself, a Python {'class' if isinstance(value, type) else type(value).__name__}",
         allowed='its place, "path/to/file.py:name" or "package.module.name": a run is resumed from its folder, which '
         "can hold only the place",
         fix=f'Write "{place}".' if place else f'Put it into a file and write "{example}".',
@@ -70,11 +74,13 @@ def _by_place(value: Any) -> Any:
 
 
 def place_of(function: Any) -> str:
-    """Return `path/of/file.py:name`; "" for a function without one: in a notebook, the script or another function."""
+    """Return `path/of/file.py:name` of a function or class; "" for one in a notebook, the script or a function."""
     code, name = getattr(function, "__code__", None), getattr(function, "__qualname__", "<")
-    if code is None or "<" in name or function.__module__ == "__main__" or not os.path.isfile(code.co_filename):
+    module = sys.modules.get(function.__module__) if isinstance(function, type) else None
+    written_in = getattr(module, "__file__", None) if code is None else code.co_filename
+    if "<" in name or function.__module__ == "__main__" or not written_in or not os.path.isfile(written_in):
         return ""
-    file = Path(code.co_filename)
+    file = Path(written_in)
     return f"{file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file}:{name}"
 
 
@@ -101,7 +107,45 @@ def split_form(function: str) -> tuple[str, str]:
 
 Text = Annotated[str, Field(min_length=1)]
 PathText = Annotated[str, Field(min_length=1), BeforeValidator(_path)]
-FunctionText = Annotated[Text | None, BeforeValidator(_by_place)]
+FunctionText = Annotated[Text | None, BeforeValidator(partial(_by_place, example="rewards.py:my_reward"))]
+ToolText = Annotated[Text, BeforeValidator(partial(_by_place, example="tools.py:my_tool"))]
+EnvironmentText = Annotated[Text | None, BeforeValidator(partial(_by_place, example="environment.py:Environment"))]
+AgentText = Annotated[Text | None, BeforeValidator(partial(_by_place, example="agent.py:my_agent"))]
+
+
+def by_source(value: Any) -> Any:
+    """Refuse rows: a config names their source."""
+    if not _holds_objects(value) and not (isinstance(value, list) and any(isinstance(one, dict) for one in value)):
+        return value
+    raise ConfigError(
+        given=f"rows themselves, a Python {type(value).__name__}",
+        allowed='their source: a file, "task:NAME" or a Hugging Face dataset',
+        fix='Write the rows to a file, one JSON object per line, and set data.train = "rows.jsonl". '
+        "posttrain.train and posttrain.evaluate also take the rows themselves.",
+    )
+
+
+def by_folder(value: Any) -> Any:
+    """Refuse a model object, also as `path`: a config names the folder of a model."""
+    model = value.get("path") if isinstance(value, Mapping) else value
+    if not _holds_objects(model):
+        return value
+    raise ConfigError(
+        given=f"a Python {type(model).__name__}",
+        allowed="the folder or the name of a model",
+        fix="Save model and tokenizer with save_pretrained, and write the folder. "
+        "posttrain.train and posttrain.evaluate also take (model, tokenizer).",
+    )
+
+
+def _holds_objects(value: Any) -> bool:
+    """Return true for a value that no file can hold, or a list with one."""
+    if isinstance(value, list | tuple):
+        return any(map(_holds_objects, value))
+    return not isinstance(value, str | int | float | Mapping | BaseModel | PathLike | None)
+
+
+SourceText = Annotated[PathText | list[PathText], BeforeValidator(by_source)]
 
 
 class Part(BaseModel):
@@ -147,6 +191,8 @@ def expand(section: str, given: Any) -> Any:
         return [scorer(entry) for entry in given] if isinstance(given, list) else scorer(given)
     if section in BARE and isinstance(given, (str, PathLike)):
         return {BARE[section]: given}
+    if section in ("environment", "agent") and _holds_objects(given):  # which the setting refuses, as in `scorer`
+        return {"function": given}
     if section == "algorithm" and is_dataclass(given) and not isinstance(given, type):
         return {
             "name": getattr(given, "key", None),

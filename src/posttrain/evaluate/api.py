@@ -26,6 +26,7 @@ from posttrain.config import (
     load_config,
 )
 from posttrain.config.urls import is_url
+from posttrain.config.values import Natural, Part, Share
 from posttrain.data.given import Data, given_rows, where_the_run_is
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row
@@ -46,9 +47,10 @@ from posttrain.experience.servers import room_for_judges
 from posttrain.experience.serving import Serving, serving
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
+from posttrain.models.given import model_and_tokenizer
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.models.named import resolve_model_path
-from posttrain.rewards import Reward, RewardSet, build_rewards
+from posttrain.rewards import RewardSet, build_rewards
 from posttrain.store.fetching import folder_to_read
 from posttrain.types import Prompt
 
@@ -78,6 +80,13 @@ class Subject:
     publish_tolerance: float | None = None
     folder: Path | None = None
     """Folder of the config; paths of rewards are relative to it."""
+
+
+class _Own(Part):
+    """Arguments of `evaluate` that no section of a config describes."""
+
+    seed: Natural = 0
+    max_unscored: Share = 0.2
 
 
 ARGUMENTS = {
@@ -138,7 +147,7 @@ def evaluate(
 
     Raises `ConfigError`, `DataError`, `ModelError` or `EngineError`, which say what is missing or wrong.
     """
-    model = LoadedModel.of(*model) if isinstance(model, tuple) else model
+    model = _named_or_loaded(model)
     own = _subject(model)
     given = {
         "samples": k,
@@ -155,9 +164,9 @@ def evaluate(
         check=_list(check) or own.check,
         evaluation=EvaluationConfig(**{**own.evaluation.model_dump(), **_present(given)}),
         rollout=rollout_of(own.rollout, rollout),
-        **_present({"seed": seed, "max_unscored": max_unscored}),
+        **_Own(**_present({"seed": seed, "max_unscored": max_unscored})).model_dump(exclude_unset=True),
     )
-    _check(subject)
+    _check(subject, extract)
     own_model = isinstance(model, LoadedModel)
     loaded = model if isinstance(model, LoadedModel) else _computing(load_model(subject.model), subject)
     found = _measure(subject, loaded, extract, own_model=own_model)
@@ -175,13 +184,24 @@ def _computing(loaded: LoadedModel, subject: Subject) -> LoadedModel:
     return replace(loaded, compute=chosen)
 
 
-def _check(subject: Subject) -> None:
-    """Raise ConfigError if there is no data, before any model is loaded."""
+def _named_or_loaded(model: Any) -> str | PathLike[str] | ModelConfig | LoadedModel:
+    is_known = isinstance(model, str | PathLike | ModelConfig | LoadedModel)
+    return model if is_known else LoadedModel.of(*model_and_tokenizer(model))
+
+
+def _check(subject: Subject, extract: Any) -> None:
+    """Raise ConfigError if there is no data, or if `extract` is no function, before any model is loaded."""
     if subject.data is None or subject.rows is None:
         raise ConfigError(
             given=f"no data to evaluate {subject.model.path} on",
             allowed="data with prompts; only a run folder has its own",
             fix="Give held-out data: evaluate(model, data, rewards), or --data FILE.",
+        )
+    if extract is not None and not callable(extract):
+        raise ConfigError(
+            given=f"extract is of type {type(extract).__name__}",
+            allowed="a function from the text of an answer to what is voted on, or None",
+            fix="For example extract=lambda text: text.split()[-1].",
         )
 
 
@@ -295,7 +315,8 @@ def _data_config(
         kept = {} if own is None else {"chat": own.chat, "system_prompt": own.system_prompt}
         base = DataConfig(train=name, **kept)
     assert base is not None
-    return base.model_copy(update=_present({"prompt": prompt, "answer": answer, "system_prompt": system_prompt}))
+    given = {"prompt": prompt, "answer": answer, "system_prompt": system_prompt}
+    return DataConfig(**{**base.model_dump(), **_present(given)})
 
 
 def _prompts(
@@ -325,7 +346,7 @@ def _reward_set(rewards: Sequence[RewardArgument], folder: Path | None) -> Rewar
             allowed="at least one; only a run folder has its own",
             fix='Give one: evaluate(model, data, "exact_match"), or --reward exact_match.',
         )
-    return build_rewards([Reward(**r) if isinstance(r, Mapping) else r for r in rewards], folder=folder)
+    return build_rewards(rewards, folder=folder)
 
 
 def _list(value: Any) -> list[Any]:

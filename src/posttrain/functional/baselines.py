@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from fractions import Fraction
 from math import comb, sqrt
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from posttrain.functional.choices import require_choice
 from posttrain.functional.masks import last_token, masked
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+WhitenOver = Literal["tokens", "sequences"]
+WhitenMean = Literal["subtract", "restore", "keep"]
 
 EQUAL_REWARDS = 1e-8
 """Relative tolerance: rewards of a group that differ by at most this times max(1, |mean|) count as equal (RULE 11)."""
@@ -199,8 +203,8 @@ def whiten(
     x_BT: Tensor,
     mask_BT: Tensor,
     *,
-    over: Literal["tokens", "sequences"] = "tokens",
-    mean: Literal["subtract", "restore", "keep"] = "subtract",
+    over: WhitenOver = "tokens",
+    mean: WhitenMean = "subtract",
     population: bool = False,
 ) -> Tensor:
     """`[B, T]`: x with standard deviation 1 over the trained tokens of the WHOLE rollout batch, 0 elsewhere (RULE 19).
@@ -217,6 +221,8 @@ def whiten(
     >>> whiten(torch.tensor([[1.0, 3.0, 9.0]]), torch.tensor([[True, True, False]])).tolist()
     [[-0.7071067690849304, 0.7071067690849304, 0.0]]
     """
+    require_choice("over", over, get_args(WhitenOver))
+    require_choice("mean", mean, get_args(WhitenMean))
     mask_BT = mask_BT.bool()  # an integer mask would be read as indices
     values_N = x_BT[mask_BT] if over == "tokens" else _mean_of_each_row(x_BT, mask_BT)
     if not _vary(values_N):

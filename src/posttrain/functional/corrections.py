@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from posttrain.functional.choices import require_choice
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import MAX_LOG_RATIO
 
@@ -147,6 +148,7 @@ OVER: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 def estimate_score(name: str, delta_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """Return a score such as "sum_k3" or "max_k2": an estimate per token, or its reduction over the completion."""
+    require_choice("name", name, [f"{over}_{estimate}" for over in OVER for estimate in ESTIMATES])
     over, _, estimate = name.partition("_")
     return OVER[over](ESTIMATES[estimate](delta_BT), mask_BT)
 

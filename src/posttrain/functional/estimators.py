@@ -19,7 +19,11 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from fractions import Fraction
 from math import comb
-from typing import Literal
+from typing import Literal, get_args
+
+from posttrain.functional.choices import require_choice
+
+Ties = Literal["fractional", "first"]
 
 _MAX_SUBSETS = 20_000
 """Largest number of subsets that `ties="first"` visits. If there are more, it draws this many of them."""
@@ -79,7 +83,7 @@ def majority_at_k(
     correct: Sequence[bool],
     k: int,
     *,
-    ties: Literal["fractional", "first"] = "fractional",
+    ties: Ties = "fractional",
     seed: int = 0,
 ) -> float:
     """Expected correctness of the most frequent answer among k of the n answers, drawn without replacement.
@@ -99,10 +103,9 @@ def majority_at_k(
     if len(correct) != n:
         raise ValueError(f"{n} answers, but {len(correct)} judgements; each answer needs one")
     _check_counts(n, 0, k)
+    require_choice("ties", ties, get_args(Ties))
     if ties == "fractional":
         return _count_majorities(answers, correct, k)
-    if ties != "first":
-        raise ValueError(f'ties = {ties!r}; allowed: "fractional", "first"')
     credits = [_first_credit(answers, correct, subset) for subset in _subsets(n, k, seed)]
     return math.fsum(credits) / len(credits)
 

@@ -13,7 +13,8 @@
   intervals, because what makes a problem hard cancels. If all differences are equal, the values themselves show the
   scale: pseudo-pairs lie at their bounds.
 - **A mean over the tokens of all texts** (loss per token, perplexity): the text is the unit, because its tokens belong
-  together. `ratio_interval`, of the sum of sums over the sum of lengths.
+  together. `ratio_interval`, of the sum of sums over the sum of lengths. If all texts have the same quotient, they show
+  no spread: pseudo-texts lie at the bounds, and without bounds the limits are infinite.
 - **The AUC of a score for two classes**: see `posttrain.functional.auc`.
 
 Nothing here is random: the same results always give the same interval.
@@ -129,6 +130,10 @@ def ratio_interval(
     sum(y)^2 / sum(y^2) (Kish 1965). This number minus one gives the degrees of freedom of Student's t. With equal
     denominators this is `mean_interval` of the quotients. `bounds` are the bounds of each quotient: with few texts
     Student's t reaches beyond the possible ratios, and is cut there.
+
+    Equal quotients, such as those of texts whose tokens are all right, do not tell how much further texts differ. Then
+    the interval is that of `mean_interval` with `bounds`, for the effective number of texts. If a bound is infinite,
+    the limits are the bounds.
     """
     if len(numerators) != len(denominators):
         raise ValueError(f"{len(numerators)} numerators, {len(denominators)} denominators; each problem needs both")
@@ -138,10 +143,12 @@ def ratio_interval(
     ratio = math.fsum(numerators) / total
     if max(denominators) >= total:
         return Interval(ratio, *bounds, n)
+    carried = total**2 / math.fsum(y**2 for y in denominators)
+    if all(_equal((x, ratio * y)) for x, y in zip(numerators, denominators, strict=True)):
+        return _of_equal_ratios(ratio, n, carried, normal_quantile(confidence), bounds)
     residuals = [(x - ratio * y) / (total - y) for x, y in zip(numerators, denominators, strict=True)]
     middle = math.fsum(residuals) / n
     spread = math.sqrt(math.fsum((residual - middle) ** 2 for residual in residuals) * (n - 1) / n)
-    carried = total**2 / math.fsum(y**2 for y in denominators)
     half = student_quantile(quantile, max(1, math.floor(carried + 1e-9) - 1)) * spread
     return Interval(ratio, min(ratio, max(bounds[0], ratio - half)), max(ratio, min(bounds[1], ratio + half)), n)
 
@@ -205,6 +212,15 @@ def _student(values: Sequence[float], confidence: float) -> Interval:
     variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
     half = student_quantile(quantile, n - 1) * math.sqrt(variance / n)
     return Interval(mean, mean - half, mean + half, n)
+
+
+def _of_equal_ratios(ratio: float, n: int, carried: float, z: float, bounds: tuple[float, float]) -> Interval:
+    """Return the interval of n equal quotients, which carry as much as `carried` texts of equal length."""
+    low, high = bounds
+    if math.isfinite(low) and math.isfinite(high):
+        pseudo = [(low, z**2 / 2), (high, z**2 / 2)]
+        _, low, high, _ = with_pseudo_values([ratio] * n, pseudo, z, bounds, effect=n / carried)
+    return Interval(ratio, min(ratio, low), max(ratio, high), n)
 
 
 def _equal(values: Sequence[float], scale: float | None = None) -> bool:

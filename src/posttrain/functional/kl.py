@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from posttrain.functional.choices import require_choice
 from posttrain.functional.masks import at_least_float32
 from posttrain.functional.ratios import MAX_LOG_RATIO, token_ratio
 
@@ -46,6 +47,7 @@ def with_corrected_gradient(
 
 
 KL_ESTIMATORS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"k1": k1, "k2": k2, "k3": k3}
+KL_ESTIMATOR_NAMES = (*KL_ESTIMATORS, *(f"{name}_corrected" for name in KL_ESTIMATORS))
 
 
 def kl_estimate(
@@ -57,6 +59,7 @@ def kl_estimate(
     >>> round(kl_estimate("k3", torch.tensor(-0.5), torch.tensor(-0.6)).item(), 6)
     0.004837
     """
+    require_choice("estimator", estimator, KL_ESTIMATOR_NAMES)
     name, _, corrected = estimator.partition("_")
     estimate_BT = KL_ESTIMATORS[name](logprobs_BT, ref_logprobs_BT)
     if corrected:

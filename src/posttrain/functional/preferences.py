@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from posttrain.functional.choices import require_choice
 from posttrain.functional.masks import masked
 from posttrain.functional.ratios import MAX_LOG_RATIO
 
@@ -63,6 +64,7 @@ def divergence_score(log_ratio: Tensor, divergence: Divergence, alpha: float = 0
     """f'(u) at u = exp(log-ratio), up to a constant: it replaces the log-ratio if an f-divergence other than the
     reverse KL keeps a policy near its reference (arXiv:2309.16240). Exponents are clamped to ±20 (RULE 16).
     """
+    require_choice("divergence", divergence, get_args(Divergence))
     if divergence == "forward_kl":
         return -torch.expm1(-log_ratio.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO))
     if divergence == "jensen_shannon":

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from posttrain.functional.choices import require_choice
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -35,6 +37,7 @@ def aggregate(probabilities_S: Tensor, how: Aggregate) -> Tensor:
     >>> [round(float(aggregate(torch.tensor([0.5, 0.8, 1.0]), how)), 4) for how in AGGREGATES]
     [0.5, 0.4, 1.0, 0.7667]
     """
+    require_choice("how", how, AGGREGATES)
     if how == "min":
         return probabilities_S.min()
     if how == "prod":

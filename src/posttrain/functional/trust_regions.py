@@ -10,10 +10,11 @@ B rows, T tokens; rho = exp(d), d = logprobs - old_logprobs, which the caller cl
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 
+from posttrain.functional.choices import require_choice
 from posttrain.functional.masks import masked
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def divergence(logprobs: Tensor, old_logprobs: Tensor, kind: Divergence) -> Tens
 
     tv: |p - p_old|.   kl: p_old log(p_old / p) + (1 - p_old) log((1 - p_old) / (1 - p)).
     """
+    require_choice("kind", kind, get_args(Divergence))
     p, p_old = (x.detach().clamp(max=0).exp() for x in (logprobs, old_logprobs))
     if kind == "tv":
         return (p - p_old).abs()

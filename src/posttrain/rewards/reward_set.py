@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.child import Start
-from posttrain.config.scorers import wrong_gate
+from posttrain.config.scorers import Scorer, wrong_gate
 from posttrain.errors import ConfigError, DataError
 from posttrain.rewards.call_batch import CallBatch
 from posttrain.rewards.calls import Runner
 from posttrain.rewards.components import Component, Reward, RewardLike
 from posttrain.rewards.dispatch import Dispatcher, open_dispatcher
-from posttrain.rewards.load import IN_MEMORY, given_function
+from posttrain.rewards.load import IN_MEMORY, given_function, suggestion
 from posttrain.rewards.making import make_component
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
@@ -33,7 +33,7 @@ MOST_NAMED = 20
 
 
 def build_rewards(
-    rewards: Sequence[RewardLike | str | Callable[..., Any]],
+    rewards: Sequence[RewardLike | str | Callable[..., Any] | Mapping[str, Any]],
     *,
     folder: str | Path | None = None,
     workers: int | None = None,
@@ -44,11 +44,12 @@ def build_rewards(
 ) -> RewardSet:
     """Find and check every reward of a config.
 
-    An element may also be a name, a path or a callable, which gets the defaults of `Reward`. `folder` is the folder of
-    the config: paths are looked up in the working directory, then there. At most `workers` processes (default: 4, or
-    the number of cores if that is less) score at the same time. Reward models compute on `device`. `training`: missing
-    settings get their values for training, which fix the place of the answer (`Builtin.training`). `by_turn`: the
-    reward `environment` gives each turn its own reward. `start` starts the processes.
+    An element may also be a mapping of the fields of `Reward`, or a name, a path or a callable, which gets its
+    defaults. `folder` is the folder of the config: paths are looked up in the working directory, then there. At most
+    `workers` processes (default: 4, or the number of cores if that is less) score at the same time. Reward models
+    compute on `device`. `training`: missing settings get their values for training, which fix the place of the answer
+    (`Builtin.training`). `by_turn`: the reward `environment` gives each turn its own reward. `start` starts the
+    processes.
     """
     pool = WorkerPool(workers, start)
     try:
@@ -243,13 +244,22 @@ class RewardSet:
             raise
 
 
-def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = False) -> RewardLike:
-    """A reward from a name, a path or a callable, with default settings. A reward stays unchanged, except that
-    `training` adds the settings that its built-in has for training."""
+def as_reward(item: RewardLike | str | Callable[..., Any] | Mapping[str, Any], *, training: bool = False) -> RewardLike:
+    """A reward from a name, a path or a callable, with default settings, or from a mapping of its fields. A reward
+    stays unchanged, except that `training` adds the settings that its built-in has for training. ConfigError for
+    anything else."""
     if isinstance(item, str):
         item = Reward(function=item) if "." in item else Reward(name=item)
+    elif isinstance(item, Mapping):
+        item = _of_fields(item)
     elif callable(item):
         return Reward(function=item)
+    elif not isinstance(item, Reward | Scorer):
+        raise ConfigError(
+            given=f"a reward of type {type(item).__name__}",
+            allowed='the name of a built-in, "path/to/file.py:name", a function, a Reward, or a mapping of its fields',
+            fix='For example "exact_match".',
+        )
     if isinstance(item.function, str) and item.function.startswith(IN_MEMORY):
         given = {one.name: getattr(item, one.name) for one in fields(Reward)}
         own = {"function": given_function(item.function), "label": item.label or item.function.removeprefix(IN_MEMORY)}
@@ -259,6 +269,17 @@ def as_reward(item: RewardLike | str | Callable[..., Any], *, training: bool = F
         return item
     given = {one.name: getattr(item, one.name) for one in fields(Reward)}
     return Reward(**{**given, "settings": {**strict, **item.settings}})
+
+
+def _of_fields(given: Mapping[str, Any]) -> Reward:
+    known = [one.name for one in fields(Reward)]
+    if strange := [name for name in given if name not in known]:
+        raise ConfigError(
+            given=f"a reward with {strange[0]!r}{suggestion(str(strange[0]), known)}",
+            allowed=", ".join(known),
+            fix='For example {"name": "exact_match"}.',
+        )
+    return Reward(**given)
 
 
 def _gold_error(label: str, problem: str, rows: Sequence[int | str], total: int, what: str) -> DataError:

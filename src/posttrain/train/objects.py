@@ -1,9 +1,10 @@
 """Configs with Python objects in them: rows, functions and models, as `evaluate` takes them.
 
-A function that a module defines is written into config.yaml by its file and name. Rows, and a model with its tokenizer,
-are written into the run's folder, and the config names that file or folder. A function that no file defines (a lambda,
-an object, a function of a notebook or of the script itself) runs in this process. config.yaml then holds a placeholder
-name, and you pass the function again when you resume the run.
+A function or class that a module defines is written into config.yaml by its file and name. Rows, and a model with its
+tokenizer, are written into the run's folder, and the config names that file or folder. A reward that no file defines (a
+lambda, an object, a function of a notebook or of the script itself) runs in this process. config.yaml then holds a
+placeholder name, and you pass the function again when you resume the run. Tools, environments and agents run in
+processes of their own, so they need a file.
 """
 
 from __future__ import annotations
@@ -12,20 +13,24 @@ import operator
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
+from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from posttrain.config import Resolved, load_config
+from posttrain.config import DataConfig, Resolved, load_config
 from posttrain.config.values import Part, place_of
 from posttrain.data.given import as_file, given_rows, is_source
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, DataError
 from posttrain.files import write_durably
+from posttrain.models.given import model_and_tokenizer
 from posttrain.models.load import LoadedModel
 from posttrain.models.save import save_model
 from posttrain.rewards import Reward
 from posttrain.rewards.load import GIVEN, IN_MEMORY
 
 PARTS = ("train", "eval", "auxiliary")
+SPLITS = ("test", "validation", "valid", "val", "dev")
+"""Names that datasets have for rows to evaluate on."""
 START = "start"
 """The folder inside a run that holds the model passed to `train`."""
 Content = bytes | Callable[[Path], object]
@@ -84,24 +89,53 @@ def _plain(key: str, value: Any, files: dict[str, tuple[str, Content]]) -> Any:
         return _model(value, files)
     section, _, setting = key.partition(".")
     if key == "data" and isinstance(value, Mapping):
+        _require_parts(value)
         return {name: _source(name, one, files) if name in PARTS else one for name, one in value.items()}
     if section == "data" and setting in PARTS:
         return _source(setting, value, files)
     if key in ("rewards", "check"):
-        many = isinstance(value, Sequence) and not isinstance(value, str)
-        return [_scorer(one, place) for place, one in enumerate(value if many else [value])] if value else value
+        return [_scorer(one, place) for place, one in enumerate(_listed(value))] if value else value
+    if key == "tools":
+        return [_by_file(tool) for tool in _listed(value)] if value else value
+    if section in ("environment", "agent"):
+        holds = isinstance(value, Mapping) and "function" in value
+        return {**value, "function": _by_file(value["function"])} if holds else _by_file(value)
     if section in ("rewards", "check") and callable(value):
         return _place(value, 0)
     return value
 
 
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def _require_parts(data: Mapping[str, Any]) -> None:
+    """Raise DataError for rows under a name of another library, such as the split `test` of a dataset."""
+    others = [name for name, rows in data.items() if name not in DataConfig.model_fields and _is_split(name, rows)]
+    if not others:
+        return
+    held = next((name for name in SPLITS if name in others), others[-1])
+    trained = next((name for name in ("train", *others) if name in data and name != held), "train")
+    raise DataError(
+        given=f"data holds the splits {', '.join(map(str, data))}",
+        allowed=f"rows to train on, or a mapping of {', '.join(PARTS)} to rows",
+        fix=f'Name what each split is for: data={{"train": data["{trained}"], "eval": data["{held}"]}}. '
+        'If you leave "eval" out, the run holds out some of the training rows.',
+    )
+
+
+def _is_split(name: str, rows: Any) -> bool:
+    """Return true for a dataset, or for rows under the usual name of a split."""
+    return hasattr(rows, "column_names") or (name in SPLITS and not is_source(rows) and not isinstance(rows, Mapping))
+
+
 def _model(value: Any, files: dict[str, tuple[str, Content]]) -> Any:
     """A named model unchanged; for `(model, tokenizer)`, also as `path`, a placeholder until its folder is known."""
-    if isinstance(value, Mapping) and isinstance(value.get("path"), tuple):
+    if isinstance(value, Mapping) and "path" in value:
         return {**value, "path": _model(value["path"], files)}
-    if not isinstance(value, tuple):
+    if isinstance(value, str | PathLike | Mapping | Part | None):
         return value
-    model, tokenizer = value
+    model, tokenizer = model_and_tokenizer(value)
     loaded = LoadedModel.of(model, tokenizer)
 
     def write(folder: Path) -> None:
@@ -129,6 +163,12 @@ def _scorer(entry: Any, place: int) -> Any:
     if isinstance(entry, Mapping) and callable(entry.get("function")):
         return {**entry, "function": _place(entry["function"], place)}
     return entry
+
+
+def _by_file(function: Any) -> Any:
+    """The place of a function or class that a file defines; anything else unchanged, for the config to judge."""
+    is_placed = callable(function) and not isinstance(function, Part) and _found_there(function)
+    return (is_placed and place_of(function)) or function
 
 
 def _place(function: Callable[..., Any], place: int) -> str:
