@@ -17,8 +17,10 @@ from posttrain.functional import kl, ratios
 from posttrain.testing.steps import make_batch, make_outputs, raw_step, rows_of
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
+NOT_AS_IT_IS = ("dr_grpo", "pass_at_k")
+"""Algorithms whose default settings do not fit the step: one needs a length, one a group of five."""
 EVERY: dict[str, Algorithm] = (
-    {f"{key} as it is": one() for key, one in ALGORITHMS.items() if key != "dr_grpo"} | POLICIES | PREFERENCES
+    {f"{key} as it is": one() for key, one in ALGORITHMS.items() if key not in NOT_AS_IT_IS} | POLICIES | PREFERENCES
 )
 NARROW = [torch.bfloat16, torch.float16]
 
