@@ -63,11 +63,11 @@ class Policy:
         chunk_tokens: int = 1024,
     ) -> None:
         """`model` is a folder, a name (also `tiny:sort`), or a model and a tokenizer as transformers loads them, in
-        float32. Its dropout is set to 0. `temperature` divides the logits in both sampling and training. Raises
-        ModelError."""
+        float32. It is put into evaluation mode, and its dropout is set to 0. `temperature` divides the logits in both
+        sampling and training. Raises ModelError."""
         if isinstance(model, tuple):
             self.loaded = LoadedModel.of(*model)
-            disable_dropout(self.loaded.model)
+            disable_dropout(self.loaded.model.eval())
         else:
             self.loaded = load_model(resolve_model_path(ModelConfig(path=fspath(model)), 0))
         self.temperature = temperature
