@@ -163,10 +163,9 @@ def sampled(policy: Policy) -> Batch:
     """Two prompts with four sampled answers each. Raises ValueError if the trainer's log-probabilities differ."""
     prompts = policy.prompts([{"prompt": "dcba"}, {"prompt": "fed"}])
     groups = policy.sample(prompts, Sampling(group_size=4, max_completion_length=6), seed=0)
-    experience = policy.experience(groups)
-    rewards_PG = torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, 0.25]])
+    experience = policy.experience(groups, torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 1.0, 0.0, 0.25]]))
     algorithm = GRPO()
-    batch = algorithm.prepare(algorithm.to_batch(replace(experience, rewards_PG=rewards_PG)))
+    batch = algorithm.prepare(algorithm.to_batch(experience))
     assert experience.sampling_logprobs_BT is not None
     apart_BT = (policy.logprobs(batch) - experience.sampling_logprobs_BT).abs()
     apart = float(apart_BT[batch.completion_mask_BT].max())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import re
 from pathlib import Path
 
@@ -62,6 +63,23 @@ def test_the_loss_of_the_reference_page_has_a_gradient():
     exec(blocks(DOCS / "reference/algorithms.md", "python")[0], scope)
     scope["loss"].backward()
     assert scope["loss"].isfinite()
+
+
+EXAMPLES = [(page, text) for page in [*PAGES, ROOT / "README.md"] for text in blocks(page, "python")]
+IMPORT = re.compile(r"^(?:from posttrain[\w.]* import (?:\([^)]*\)|.*)|import posttrain.*)$", re.MULTILINE)
+
+
+@catalogue("page, text", EXAMPLES, ids=lambda case: case[0].name)
+def test_an_example_is_python_and_imports_what_there_is(page, text):
+    source = doctest.script_from_examples(text) if ">>> " in text else text
+    compile(source, page.name, "exec")
+    exec("\n".join(IMPORT.findall(source)), {})
+
+
+@catalogue("name", ["algorithms", "functional", "rewards", "types"])
+def test_the_examples_of_a_reference_page_run(name):
+    for text in blocks(DOCS / f"reference/{name}.md", "python"):
+        exec(text, {})
 
 
 def beginning(page: Path) -> str:

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from tests.tiny import tiny_model
 from tests.train.letters import count_a
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from posttrain import loop
 from posttrain.algorithms import GRPO
-from posttrain.errors import ModelError
+from posttrain.errors import ConfigError, ModelError
 from posttrain.loop import Policy, Sampling, build_rewards, count_totals
 
 ROOT = Path(__file__).parent.parent
@@ -86,6 +88,64 @@ def test_a_loaded_model_with_its_tokenizer_and_a_dataset_give_the_same(folder):
     assert texts[0] == texts[1]
     with pytest.raises(ModelError, match="float32"):
         Policy((loaded[0].to(torch.bfloat16), loaded[1]))
+
+
+@pytest.fixture(scope="module")
+def policy(folder) -> Policy:
+    return Policy(folder, temperature=0.7)
+
+
+def test_groups_without_scores_are_unscored_and_your_own_numbers_score_them(policy):
+    groups = policy.sample(policy.prompts(ROWS), SAMPLING, seed=0)
+    unscored = policy.experience(groups)
+    assert unscored.rewards_PG.isnan().all()
+    assert not unscored.scored_PG.any()
+    numbers_PG = torch.arange(24.0).reshape(6, 4)
+    numbers_PG[2, 1] = torch.nan
+    own = policy.experience(groups, numbers_PG)
+    torch.testing.assert_close(own.rewards_PG, numbers_PG, rtol=0, atol=0, equal_nan=True)
+    assert torch.equal(own.scored_PG, ~numbers_PG.isnan())
+    assert GRPO().advantages(own)[0].abs().sum() > 0
+
+
+def test_rewards_that_did_not_score_the_groups_are_refused(policy):
+    prompts = policy.prompts(ROWS[:2])
+    plain = policy.sample(prompts, SAMPLING, seed=0)
+    with build_rewards([count_a]) as rewards, build_rewards(["exact_match"]) as others:
+        scored = policy.sample(prompts, SAMPLING, rewards, seed=0)
+        for groups, given in ((scored, None), (plain, rewards), (scored, others), ([scored[0], plain[1]], rewards)):
+            with pytest.raises(ConfigError, match=r"groups with scores by (?s:.)*Pass the same rewards to sample"):
+                policy.experience(groups, given)
+
+
+def test_answers_that_cannot_be_trained_on_are_sampled_and_refused_as_experience(policy):
+    for name, value in {"top_p": 0.5, "top_k": 3, "min_p": 0.1}.items():
+        groups = policy.sample(policy.prompts(ROWS[:1]), SAMPLING.model_copy(update={name: value}), seed=0)
+        with pytest.raises(ConfigError, match=f"sampling.{name} = {value} in training"):
+            policy.experience(groups)
+
+
+def test_every_setting_of_sampling_changes_something_or_is_refused(policy):
+    """A setting that the policy does not read is refused, as a run refuses it."""
+    for name, value in {"temperature": 0.1, "max_turns": 3, "max_trajectory_length": 9}.items():
+        sampling = Sampling(group_size=4, max_completion_length=5, **{name: value})
+        with pytest.raises(ConfigError, match=f"sampling.{name} = {value}"):
+            policy.sample(policy.prompts(ROWS[:1]), sampling, seed=0)
+    same = Sampling(group_size=4, max_completion_length=5, temperature=0.7)
+    texts = [policy.sample(policy.prompts(ROWS[:1]), one, seed=0)[0].completions for one in (same, SAMPLING)]
+    assert texts[0] == texts[1]
+
+
+def test_the_loop_of_the_module_runs(folder):
+    """One step of the example in the docstring, with a tiny model."""
+    example = textwrap.dedent(str(loop.__doc__).partition("\n\n")[2].partition("\n\n")[0])
+    for name, value in {'"Qwen/Qwen3-0.6B"': "folder", '"exact_match"': "count_a", "256": "5"}.items():
+        assert name in example
+        example = example.replace(name, value)
+    scope = vars(loop) | {"algorithm": GRPO(), "rows": ROWS, "step": 0, "folder": folder, "count_a": count_a}
+    exec(example, scope)
+    scope["rewards"].close()
+    assert any(parameter.grad.abs().sum() > 0 for parameter in scope["policy"].parameters())
 
 
 # --- the page and the notebooks --------------------------------------------------------------------------------------

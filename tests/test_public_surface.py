@@ -67,7 +67,7 @@ CALLS: Mapping[str, tuple[Callable[..., Any], str]] = {
     "Batch.from_labels": (Batch.from_labels, "completion_mask_BT labels_B ref_logprobs_BT mismatched_log_ratios_B"),
     "Outputs": (Outputs, "logprobs_BT entropy_BT values_BT scores_B"),
     "count_totals": (count_totals, "batch"),
-    "pt.evaluate": (pt.evaluate, "model data rewards *k"),
+    "pt.evaluate": (pt.evaluate, "model data rewards *k check seed max_completion_length"),
     "pt.replay": (pt.replay, "run *first last"),
 }
 

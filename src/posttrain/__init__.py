@@ -15,13 +15,14 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from posttrain import evaluate, sources, train
+from posttrain import sources
 from posttrain.importing import uncollected, wait_passively
 from posttrain.models import acceleration
 from posttrain.train.before import BEFORE
 from posttrain.train.hosts import CLUSTERS
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # type checkers and editors see the functions in place of the callable packages
+    import inspect
     from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
     from os import PathLike
@@ -29,18 +30,22 @@ if TYPE_CHECKING:
 
     from posttrain.config import RunConfig
     from posttrain.config.presets import presets as presets
+    from posttrain.evaluate.api import evaluate as evaluate
     from posttrain.evaluate.evaluation import Evaluation
     from posttrain.lab.advise.advisor import Advice
     from posttrain.lab.experiments.compare.api import Comparison
     from posttrain.lab.experiments.sweep.results import SweepResult
     from posttrain.lab.plan.api import Plan
     from posttrain.pipeline.run import Pipeline
+    from posttrain.pipeline.run import start as train
     from posttrain.report.terminal import TerminalView
     from posttrain.store.run_store import RunStore
     from posttrain.train.hosts import Hosts, RankHosts, Say
     from posttrain.train.job import FinishedRun
     from posttrain.train.replayed import Replay
     from posttrain.train.run import Run
+else:
+    from posttrain import evaluate, train
 
 
 def _rows_of_task(name: str) -> sources.RowSource:
@@ -114,8 +119,17 @@ class _Evaluate(ModuleType):
 
         return evaluate(model, data, rewards, k=k, **how)
 
+    @property
+    def __signature__(self) -> inspect.Signature:
+        """All arguments, for `help` in notebooks and editors."""
+        import inspect
 
-sys.modules[train.__name__].__class__, sys.modules[evaluate.__name__].__class__ = _Train, _Evaluate
+        from posttrain.evaluate.api import evaluate
+
+        return inspect.signature(evaluate)
+
+
+sys.modules["posttrain.train"].__class__, sys.modules["posttrain.evaluate"].__class__ = _Train, _Evaluate
 
 
 acceleration.register("posttrain.cpu")

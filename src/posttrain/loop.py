@@ -1,8 +1,10 @@
 """The parts of a run as objects, for your own training loop: without a config and without a run folder.
 
     policy = Policy("Qwen/Qwen3-0.6B")                      # or Policy((model, tokenizer))
-    groups = policy.sample(policy.prompts(rows), Sampling(group_size=8, max_completion_length=256), seed=step)
-    experience = policy.experience(groups, rewards)         # rewards: `build_rewards([...])`
+    rewards = build_rewards(["exact_match"])
+    sampling = Sampling(group_size=8, max_completion_length=256)
+    groups = policy.sample(policy.prompts(rows), sampling, rewards, seed=step)
+    experience = policy.experience(groups, rewards)
     batch = algorithm.prepare(algorithm.to_batch(experience))
     totals = count_totals(batch)
     for micro in policy.microbatches(batch, tokens=4096):
@@ -17,17 +19,20 @@ complete loop.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from os import PathLike, fspath
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from posttrain.config import DataConfig, ModelConfig
 from posttrain.config import SamplingConfig as Sampling
+from posttrain.config.rules import cut_distribution
 from posttrain.data.given import Data, given_rows
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.engines import make_sampler
+from posttrain.errors import ConfigError
 from posttrain.experience.assemble import experience_of
 from posttrain.experience.group import Group, groups_of
 from posttrain.models.given import model_and_tokenizer
@@ -41,6 +46,13 @@ from posttrain.types import Batch, Experience, Outputs, Prompt, count_totals
 __all__ = ["Group", "Policy", "Reward", "RewardSet", "Sampling", "build_rewards", "count_totals"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sampled(Group):
+    """A group that remembers how it was sampled: answers to evaluate may be sampled in ways that training excludes."""
+
+    sampling: Sampling
+
+
 class Policy:
     """A language model that samples and is trained."""
 
@@ -52,13 +64,13 @@ class Policy:
         chunk_tokens: int = 1024,
     ) -> None:
         """`model` is a folder, a name (also `tiny:sort`), or a model and a tokenizer as transformers loads them, in
-        float32. Its dropout is set to 0. `temperature` divides the logits in both sampling and training. Raises
-        ConfigError or ModelError."""
+        float32. It is put into evaluation mode, and its dropout is set to 0. `temperature` divides the logits in both
+        sampling and training. Raises ConfigError or ModelError."""
         if isinstance(model, str | PathLike):
             self.loaded = load_model(resolve_model_path(ModelConfig(path=fspath(model)), 0))
         else:
             self.loaded = LoadedModel.of(*model_and_tokenizer(model))
-            disable_dropout(self.loaded.model)
+            disable_dropout(self.loaded.model.eval())
         self.temperature = temperature
         self.sampler = make_sampler(self.loaded)
         compute = self.loaded.compute
@@ -93,14 +105,46 @@ class Policy:
     ) -> list[Group]:
         """Sample `sampling.group_size` completions of each prompt, and score them if `rewards` are given. The same seed
         gives the same completions: use another one in each step."""
-        at_own = sampling.model_copy(update={"temperature": self.temperature})
+        at_own = self._at_own_temperature(sampling)
         completions = self.sampler.generate(prompts, at_own, group_size=sampling.group_size, seed=seed)
-        return groups_of(prompts, completions, None if rewards is None else rewards.score(prompts, completions))
+        groups = groups_of(prompts, completions, None if rewards is None else rewards.score(prompts, completions))
+        return [Sampled(**vars(group), sampling=at_own) for group in groups]
 
-    def experience(self, groups: Sequence[Group], rewards: RewardSet | None = None) -> Experience:
-        """The input of an algorithm: tokens, log-probabilities and, for scored groups, rewards."""
-        weights = None if rewards is None else [component.weight for component in rewards.components]
-        return experience_of(groups, weights=weights, pad_id=self.loaded.pad_id, version=self.sampler.version)
+    def experience(self, groups: Sequence[Group], rewards: RewardSet | Tensor | None = None) -> Experience:
+        """The input of an algorithm: tokens, log-probabilities and rewards.
+
+        `rewards` scored the groups, or are your own numbers `[P, G]`, NaN for a completion without a reward. If the
+        groups have no scores and there are no `rewards`, all completions are unscored, and no loss trains on them.
+        Raises ConfigError if groups and rewards do not belong together, or if training excludes how they were sampled.
+        """
+        for group in groups:
+            if isinstance(group, Sampled) and (error := cut_distribution(group.sampling)) is not None:
+                raise error
+        if not isinstance(rewards, Tensor):
+            _require_same(groups, rewards)
+        weights = [one.weight for one in rewards.components] if isinstance(rewards, RewardSet) else None
+        made = experience_of(groups, weights=weights, pad_id=self.loaded.pad_id, version=self.sampler.version)
+        if isinstance(rewards, RewardSet):
+            return made
+        rewards_PG = torch.full_like(made.rewards_PG, torch.nan) if rewards is None else rewards.float()
+        return replace(made, rewards_PG=rewards_PG, scored_PG=~rewards_PG.isnan())
+
+    def _at_own_temperature(self, sampling: Sampling) -> Sampling:
+        """Return the settings with the policy's temperature. Refuse settings that would change nothing here."""
+        if "temperature" in sampling.model_fields_set and sampling.temperature != self.temperature:
+            raise ConfigError(
+                given=f"sampling.temperature = {sampling.temperature}, but the policy samples and trains at "
+                f"{self.temperature}",
+                allowed="the temperature of the policy",
+                fix=f"Set Policy(model, temperature={sampling.temperature}), or leave it out of Sampling.",
+            )
+        for name in ("max_turns", "max_trajectory_length"):
+            if getattr(sampling, name) != Sampling.model_fields[name].default:
+                raise ConfigError(
+                    given=f"sampling.{name} = {getattr(sampling, name)}, but a policy answers in one turn",
+                    fix=f"Leave {name} out. posttrain.train samples trajectories of several turns.",
+                )
+        return sampling.model_copy(update={"temperature": self.temperature})
 
     def microbatches(self, batch: Batch, *, tokens: int) -> Iterator[Batch]:
         """Split a batch into parts of at most `tokens` tokens. The losses and gradients of the parts add up to those of
@@ -112,6 +156,24 @@ class Policy:
         return self._forward(batch)
 
     @torch.no_grad()
-    def logprobs(self, batch: Batch) -> torch.Tensor:
+    def logprobs(self, batch: Batch) -> Tensor:
         """The log-probabilities `[B, T]` without gradient, for `old_logprobs_BT` in several updates on one batch."""
         return self._forward(batch).logprobs_BT
+
+
+def _require_same(groups: Sequence[Group], rewards: RewardSet | None) -> None:
+    """Raise ConfigError unless these rewards, or none, scored all groups."""
+    given = () if rewards is None else rewards.labels
+    for group in groups:
+        found = () if group.scores is None else tuple(group.scores.parts)
+        if found != given:
+            raise ConfigError(
+                given=f"groups with scores by {_listed(found)}, and experience(groups, rewards) with {_listed(given)}",
+                allowed="the rewards with which the groups were sampled",
+                fix="Pass the same rewards to sample(prompts, sampling, rewards, seed=...) and experience(groups, "
+                "rewards).",
+            )
+
+
+def _listed(labels: Sequence[str]) -> str:
+    return ", ".join(labels) or "no reward"

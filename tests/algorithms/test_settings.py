@@ -1,7 +1,7 @@
 """The settings of every algorithm: they are validated, frozen and documented, and each of them has an effect."""
 
 import pickle
-from dataclasses import FrozenInstanceError, fields, replace
+from dataclasses import FrozenInstanceError, asdict, fields, replace
 from functools import cache
 from typing import Any, get_args
 
@@ -26,6 +26,7 @@ from posttrain.algorithms import (
     DrGRPO,
     KimiK2,
     KimiK15,
+    OnlineDPO,
     PassAtK,
     PolicyGradient,
     ReinforcePlusPlus,
@@ -52,6 +53,23 @@ def test_settings_are_frozen_comparable_and_survive_a_trip_between_processes(cls
     assert pickle.loads(pickle.dumps(algorithm)) == algorithm
     with pytest.raises(FrozenInstanceError):
         algorithm.clip_low = 0.3  # type: ignore[attr-defined]
+
+
+@every_class
+def test_settings_survive_replace_asdict_and_their_own_text(cls: type[Algorithm]):
+    algorithm = cls()
+    assert replace(algorithm) == algorithm
+    assert cls(**asdict(algorithm)) == algorithm
+    assert eval(repr(algorithm), {cls.__name__: cls}) == algorithm
+
+
+def test_a_setting_that_is_kept_under_another_name_is_replaced_by_its_own():
+    ipo = OnlineDPO(loss="ipo")
+    assert replace(ipo, beta=0.3) == OnlineDPO(loss="ipo", beta=0.3)
+    assert replace(ipo, loss="hinge", beta=0.3) == OnlineDPO(loss="hinge", beta=0.3)
+    assert repr(ipo).startswith("OnlineDPO(loss='ipo', beta=0.1")
+    with pytest.raises(ConfigError, match=r"online_dpo\.loss = 'no'"):
+        replace(ipo, loss="no")
 
 
 def test_a_variant_is_one_line_and_validated_as_well():

@@ -237,6 +237,22 @@ def test_a_loaded_model_and_its_tokenizer_are_a_model(model, tmp_path, from_a_fi
     assert [one.greedy.ids for one in scored[0].records] == [one.greedy.ids for one in scored[1].records]
 
 
+@pytest.mark.parametrize("call", ["evaluate", "train"])
+def test_the_mode_and_dropout_of_a_loaded_model_stay_and_its_answers_are_without_dropout(call, model, tmp_path):
+    """Module by module, because a part of a model may be frozen in evaluation mode."""
+    given = AutoModelForCausalLM.from_pretrained(model, attention_dropout=0.5), AutoTokenizer.from_pretrained(model)
+    given[0].train().model.layers[0].eval()
+    before = {name: dict(vars(module)) for name, module in given[0].named_modules()}
+    if call == "train":
+        pt.train(settings(model, tmp_path / "run"), model=given, data=ROWS, rewards=count_a)
+    else:
+        found, plain = (pt.evaluate(one, ROWS, count_a, k=1, max_completion_length=4) for one in (given, str(model)))
+        assert [one.greedy.ids for one in found.records] == [one.greedy.ids for one in plain.records]
+    for name, module in given[0].named_modules():
+        for attribute in ("training", *(one for one in before[name] if "drop" in one)):
+            assert getattr(module, attribute) == before[name][attribute], f"{name}.{attribute}"
+
+
 def test_a_model_in_less_than_float32_or_whose_answers_never_end_is_refused(model, tmp_path):
     given = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16), AutoTokenizer.from_pretrained(model)
     with pytest.raises(ModelError, match=r"weights of torch\.bfloat16; allowed: float32"):

@@ -56,21 +56,32 @@ C = TypeVar("C", bound=type)
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def settings(cls: C) -> C:
     """Make a class a frozen, validated, keyword-only record. A wrong or unknown setting raises a `ConfigError` that
-    states the fix."""
+    states the fix. `dataclasses.replace` and `asdict` give attributes, so these are accepted as well as settings."""
     record = pydantic_dataclass(
-        cls, frozen=True, kw_only=True, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
+        cls, frozen=True, kw_only=True, repr=False, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
     )
     validate = record.__init__
+    renamed = {attribute: setting for setting, attribute in attributes(record).items() if attribute != setting}
 
     @functools.wraps(validate)
     def __init__(self: Any, **given: Any) -> None:
+        for attribute in renamed.keys() & given.keys():
+            given.setdefault(renamed[attribute], given.pop(attribute))
         try:
             validate(self, **given)
         except ValidationError as error:
             raise _explain(record, error) from None
 
     record.__init__ = __init__
+    if "__repr__" not in vars(record):
+        record.__repr__ = _as_settings
     return record  # type: ignore[return-value]
+
+
+def _as_settings(self: Any) -> str:
+    """Return the record as the call that makes it."""
+    shown = (f"{setting}={getattr(self, attribute)!r}" for setting, attribute in attributes(self).items())
+    return f"{type(self).__qualname__}({', '.join(shown)})"
 
 
 OF_OTHERS = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from posttrain.algorithms import ALGORITHMS
 from posttrain.config.run import RunConfig, uses_of_reward_model
 from posttrain.config.scorers import wrong_gate
-from posttrain.config.sections import RolloutConfig
+from posttrain.config.sections import RolloutConfig, SamplingConfig
 from posttrain.config.urls import is_url, wrong_url
 from posttrain.errors import ConfigError
 
@@ -120,9 +120,14 @@ def _pairs_can_be_sampled(config: RunConfig, algorithm: Algorithm) -> ConfigErro
 
 def _whole_distribution(config: RunConfig, algorithm: Algorithm) -> ConfigError | None:
     """Training samples from the whole distribution: top_p, top_k and min_p are off."""
-    sampling, off = config.sampling, {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    return cut_distribution(config.sampling) if _samples(algorithm) else None
+
+
+def cut_distribution(sampling: SamplingConfig) -> ConfigError | None:
+    """Return the error for samples that cannot be trained on, because some tokens could not be sampled."""
+    off = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
     given = {name: getattr(sampling, name) for name, value in off.items() if getattr(sampling, name) != value}
-    if not _samples(algorithm) or not given:
+    if not given:
         return None
     return ConfigError(
         given=f"{', '.join(f'sampling.{n} = {v}' for n, v in given.items())} in training: the trainer scores tokens "

@@ -49,6 +49,7 @@ from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, choose_compute
 from posttrain.models.given import model_and_tokenizer
 from posttrain.models.load import LoadedModel, load_model
+from posttrain.models.modes import evaluating
 from posttrain.models.named import resolve_model_path
 from posttrain.rewards import RewardSet, build_rewards
 from posttrain.store.fetching import folder_to_read
@@ -213,6 +214,8 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
     assert subject.data is not None
     assert subject.rows is not None
     with ExitStack() as stack:
+        if own_model:
+            stack.enter_context(evaluating(loaded.model))
         acting = Acting.of(subject, stack)
         renderer = Renderer.of(subject.data, loaded.tokenizer, subject.model.chat_template_kwargs)
         renderer = renderer if acting is None else replace(renderer, tools=acting.schemas)

@@ -109,7 +109,7 @@ class LoadedModel:
 
     @staticmethod
     def of(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> LoadedModel:
-        """Return a model that is already in memory, with its tokenizer. It is put into evaluation mode.
+        """Return a model that is already in memory, with its tokenizer. It stays as it is: its mode and dropout, too.
 
         Raises ModelError if its weights are not float32, or if no token ends an answer.
         """
@@ -125,7 +125,7 @@ class LoadedModel:
         size = int(model.get_input_embeddings().weight.shape[0])  # pyright: ignore[reportIndexIssue, reportArgumentType]
         eos_ids = find_eos_ids(tokenizer, generation if isinstance(generation, GenerationConfig) else None, size)
         return LoadedModel(
-            model=model.eval(),
+            model=model,
             tokenizer=tokenizer,
             eos_ids=eos_ids,
             pad_id=choose_pad_id(tokenizer, (generation, model.config), eos_ids, size),
