@@ -24,7 +24,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
     "correction": ({}, "tis"),
     "baseline_decay": ({"baseline": "moving_average", "normalisation": "none"}, 0.1),
     "constant": ({"baseline": "constant", "normalisation": "none"}, 0.5),
-    "k": ({"baseline": "pass_at_k", "normalisation": "none", "correct_at": 1.9, "k": 3}, 2),
+    "k": ({"baseline": "pass_at_k", "normalisation": "none", "correct_at": 1.9}, 2),
     "correct_at": ({"baseline": "pass_at_k", "normalisation": "none", "k": 2}, 1.9),
     "coef": (TEACHER, 0.5),
     "floor": (TEACHER, -0.01),

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-import torch
 from tests.catalogue import catalogue
 
 from posttrain.algorithms import ALGORITHMS
-from posttrain.errors import ConfigError
-from posttrain.types import Experience
 
 
 def built(key, **settings):
@@ -46,16 +42,3 @@ def test_auto_is_decided_by_whether_the_sampler_computes_as_the_trainer_does():
     own = built("grpo", correction={"action": "mask", "low": 0.5, "high": 5})
     assert own.with_decided_correction(exact=True) == own
     assert own.correction_name == "by settings"
-
-
-SAMPLING = [kind() for kind in ALGORITHMS.values() if kind.data_kind == "prompts"]
-SAMPLING += [built("policy_gradient", baseline="pass_at_k", normalisation="none", k=k) for k in (1, 4)]
-SAMPLING += [built("pass_at_k", k=k) for k in (1, 2, 7)]
-
-
-@catalogue("algorithm", [one for one in SAMPLING if one.group_size_needed > 1])
-def test_a_group_below_the_declared_size_is_refused(algorithm):
-    size = algorithm.group_size_needed - 1
-    experience = Experience.from_rewards(torch.eye(2, size), completion_mask_BT=torch.ones(2 * size, 3))
-    with pytest.raises(ConfigError, match=f"at least {size + 1}"):
-        algorithm.to_batch(experience, algorithm.initial_state())

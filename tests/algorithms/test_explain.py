@@ -181,7 +181,7 @@ def everything_on(cls: type[Algorithm]) -> list[Algorithm]:
         given = [beside | {setting: value} for setting, (beside, value) in COMPOSITIONS.items()]
         given.append({"ratio": "sequence_product", "trust_region": "truncated_negatives"})
         return [cls(**g | {"entropy_coef": 0.1, "correction": "tis"}) for g in given]
-    values = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl_coef": 0.1, "entropy_coef": 0.1, "k": 2}
+    values = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0, "kl_coef": 0.1, "entropy_coef": 0.1}
     names = {s.name for s in explain(cls.key).settings}
     lengths = {"max_completion_length": 8} if "max_completion_length" in names else {}
     weights = {"correction": "tis"} if issubclass(cls, PolicyGradient) else {}

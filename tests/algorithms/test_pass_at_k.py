@@ -60,7 +60,7 @@ def test_worked_loss(t):
 
 
 def test_more_answers_than_the_group_has_are_refused():
-    with pytest.raises(ConfigError, match=r"(?s)group_size = 8, but pass_at_k.*at least 17.*sampling.group_size = 17"):
+    with pytest.raises(ConfigError, match=r"(?s)group_size = 8, but pass_at_k.*at least 16.*sampling.group_size = 16"):
         PassAtK(k=16).advantages(answers(8, 3))
     assert PassAtK(k=16).group_size_needed == 17, "16 answers have only one subset of 16, so nothing would be learned"
     assert PassAtK(k=1).group_size_needed == 2

@@ -48,7 +48,7 @@ class PassAtK(PolicyGradient):
         return max(self.k + 1, self.min_group_size)
 
     def advantages(self, experience: Experience, state: None = None) -> Tensor:
-        self.require_group(experience)
+        self.require_group(experience, max(self.k, self.min_group_size))
         rewards_PG, scored_PG = experience.rewards_PG, experience.scored_PG
         advantages_PG = pass_at_k_advantages(reaches(rewards_PG, self.correct_at), scored_PG, self.k)
         return experience.broadcast(advantages_PG.to(rewards_PG.dtype))

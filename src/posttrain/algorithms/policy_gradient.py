@@ -104,7 +104,7 @@ class ComposedPolicyGradient(Parameters):
         return None if state is None else decayed.next_state(state, shaped)
 
     def advantages(self, experience: Experience, state: Any = None) -> Tensor:
-        self.require_group(experience)
+        self.require_group(experience, self.group_size_needed - ("k" in self.values))
         return advantages_of(self.chosen, scored_by(self.chosen, self.values, experience, state))
 
     def to_batch(self, experience: Experience, state: Any = None) -> Batch:
