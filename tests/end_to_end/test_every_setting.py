@@ -708,7 +708,7 @@ CASES = [
         Case(f"{key}.nll_normalization", "sum", "metrics/loss", given=PAIRS | beside)
         for key, beside in {"rpo": {}, "mpo": {}, "cpo": {}, "orpo": {}, "dpop": {"algorithm.alpha": 1.0}}.items()
     ),
-    Case("dpop.penalty", 5.0, "metrics/loss", given=PAIRS | {"reference": "other_model"}),
+    Case("dpop.penalty", 5.0, "metrics/loss", given=PAIRS | {"model.path": "other_model", "reference": "model"}),
     Case("simpo.gamma", 0.1, "metrics/loss", given=PAIRS),
     Case("simpo.label_smoothing", 0.1, "metrics/loss", given=PAIRS),
     *(Case(f"mpo.{name}", 0.5, "metrics/loss", given=PAIRS) for name in ("dpo_weight", "bco_weight")),
