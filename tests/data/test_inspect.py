@@ -206,6 +206,45 @@ def test_a_shortcut_by_length_is_worth_a_line(write, tokenizer, chosen, which):
     assert f"always choosing the {which} of the two would be right in 100%" in use.findings[0].message
 
 
+@pytest.mark.parametrize("jitter", [0, 1], ids=["constant", "one token of jitter"])
+@pytest.mark.parametrize(("by", "which"), [(1, "longer"), (30, "longer"), (-1, "shorter"), (-30, "shorter")])
+def test_a_length_that_always_tells_is_reported_however_little_it_varies(write, tokenizer, by, which, jitter):
+    """The strictest shortcut has no spread. One token of a hundred tells, too, if it is there in each pair."""
+    rows = [
+        {"prompt": f"{n}", "chosen": "x" * (100 + by + jitter * (n % 2) * (1 if by > 0 else -1)), "rejected": "a" * 100}
+        for n in range(20)
+    ]
+    report = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer)
+    (finding,) = report.uses[0].findings
+    assert f"chosen answers are {which}, by " in finding.message
+    assert finding.message.endswith(f"always choosing the {which} of the two would be right in 100%")
+    text = report.render()
+    assert "inf" not in text
+    assert ("the same in every pair" in text) == (not jitter)
+
+
+def test_a_rule_of_length_is_said_to_hold_where_lengths_differ(write, tokenizer):
+    """Most chosen answers are shorter, though a long one makes them longer on average; some lengths are equal."""
+    lengths = [2] * 20 + [3] * 5 + [90]
+    rows = [{"prompt": f"{n}", "chosen": "x" * size, "rejected": "aaa"} for n, size in enumerate(lengths)]
+    (use,) = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses
+    assert use.length_bias is not None
+    assert use.length_bias.difference.mean > 0
+    assert use.findings[0].message == (
+        "chosen answers are mostly shorter; always choosing the shorter of the two would be right in 95% of the 21 "
+        "pairs of different length"
+    )
+
+
+@pytest.mark.parametrize("told", [0, 3], ids=["all equal", "three of forty differ"])
+def test_pairs_of_equal_length_have_no_shortcut(write, tokenizer, told):
+    rows = [{"prompt": f"{n}", "chosen": "xx" if n < told else "x", "rejected": "a"} for n in range(40)]
+    report = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer)
+    assert report.uses[0].findings == ()
+    assert "inf" not in report.render()
+    assert ("the same in every pair); no pair has answers of different length" in report.render()) == (not told)
+
+
 def test_lengths_without_a_bias_are_not_worth_one(write, tokenizer):
     rows = [{"prompt": f"{n}", "chosen": "x" * (1 + n % 5), "rejected": "a" * (1 + (n + 2) % 5)} for n in range(20)]
     (use,) = inspect_data(str(write("pairs.jsonl", jsonl(*rows))), tokenizer=tokenizer).uses

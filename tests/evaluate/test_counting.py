@@ -3,6 +3,7 @@ number."""
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from tests.evaluate.answers import answer, record, scored, summary
@@ -30,6 +31,16 @@ def test_one_greedy_answer_per_problem_gets_wilson_and_several_the_bounded_inter
     assert found.greedy_accuracy == wilson(3, 10)
     assert found.greedy_score == wilson(3, 10), "a score whose values are all 0 or 1 is a share"
     assert found.pass_at_k[1] == mean_interval([0.5] * 10, bounds=(0, 1))
+
+
+@pytest.mark.parametrize("scores", [[5.0], [0.5], [5.0] * 8, [-1.0] * 8], ids=str)
+def test_limits_that_are_not_known_are_not_printed(scores):
+    """A single score, and equal scores outside 0 to 1, show no spread."""
+    before = summary([record(i, answer(score)) for i, score in enumerate(scores)], samples=0)
+    found = replace(before, before=before)
+    assert f"{scores[0]:.3f}  [no interval]  n {len(scores)}" in found.render()
+    assert f"<td>{scores[0]:.3f}</td><td>none</td>" in found._repr_html_()
+    assert "inf" not in found.render() + found._repr_html_()
 
 
 def test_a_score_that_is_not_0_or_1_gets_student():
@@ -169,7 +180,7 @@ def test_answers_are_written_one_line_per_prompt(tmp_path):
 def test_text_and_table_say_the_same_and_the_table_escapes_labels():
     found = summary([record(0, answer(0.5, check={"<b>": 1.0}))], samples=0)
     assert "check: <b>" in found.render()
-    assert "greedy score             0.500  [-inf, inf]  n 1" in found.render()
+    assert "greedy score             0.500  [no interval]  n 1" in found.render()
     assert "check: &lt;b&gt;" in found._repr_html_()
     assert "<b>" not in found._repr_html_()
 

@@ -1,17 +1,23 @@
 """Testing rewards before a run: answers of known quality, and the share of groups with signal."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tests.catalogue import few
+from tests.rewards.rollouts import completion, prompt
 
 from posttrain.cli import run as command
+from posttrain.config import SamplingConfig
 from posttrain.errors import ConfigError, DataError
-from posttrain.evaluate.group_signal import about_right
+from posttrain.evaluate import group_signal
+from posttrain.evaluate.group_signal import ModelAnswers, about_right
 from posttrain.evaluate.reward_trial import try_config
 from posttrain.functional.estimators import differ_at_k
 from posttrain.rewards import Reward, Scores, build_rewards
+from posttrain.rewards.audit.finding import Finding
 from posttrain.types import Prompt
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 41)]
@@ -228,6 +234,39 @@ def test_the_share_of_groups_that_teach_is_that_of_the_models_answers(config, ca
     assert 0 < shares[1] < 1
     finding = next(found for found in trial["findings"] if found["check"] == "useful groups")
     assert finding["measured"] == shares[1]
+
+
+def answered(monkeypatch, rewards_PG: list[list[float]], seen: Sequence[float]) -> tuple[ModelAnswers, Finding]:
+    """What is said of answers with these rewards, beside completions of known quality with the rewards `seen`."""
+    prompts = [prompt(n) for n in range(len(rewards_PG))]
+    groups = [[completion("a") for _ in row] for row in rewards_PG]
+    scored_PG = [[True] * len(row) for row in rewards_PG]
+    scores = Scores(rewards_PG=rewards_PG, scored_PG=scored_PG, parts={}, failures=(), seconds={})
+    monkeypatch.setattr(group_signal, "draw", lambda *_, **__: (groups, scores))
+    sampling, sampler = SamplingConfig(group_size=2), SimpleNamespace(each=lambda *_, **__: iter(()))
+    answers, _ = group_signal.sample_answers(None, prompts, sampler, sampling, None, 0, seen)  # type: ignore[arg-type]
+    return answers, group_signal.about_answers(answers, sampling, 1.0)[-1]
+
+
+@pytest.mark.parametrize("value", [5.0, 0.0, 1.0, 0.5, -1.0])
+@pytest.mark.parametrize("prompts", [1, 8])
+def test_prompts_are_neither_hard_nor_easy_for_a_reward_that_is_always_the_same(monkeypatch, value, prompts):
+    answers, reach = answered(monkeypatch, [[value, value]] * prompts, [value])
+    text = "\n".join(answers.lines())
+    assert f"every answer got {value:.3g}: nothing is told apart" in text
+    assert (reach.status, reach.measured) == ("warn", None)
+    assert "check whether the reward distinguishes anything" in reach.examples[0]
+    assert all(word not in text + str(reach) for word in ("inf", "nan", "hard 100%", "100% of"))
+
+
+@pytest.mark.parametrize("seen", [[0.0, 1.0], [-1.0, 2.0]], ids=["marks", "scores"])
+def test_a_task_that_the_model_cannot_do_yet_is_too_hard(monkeypatch, seen):
+    """Right answers are known to get more. With marks the mean is a share, which has an interval at 0, too."""
+    answers, reach = answered(monkeypatch, [[seen[0], seen[0]]] * 8, seen)
+    text = "\n".join(answers.lines())
+    assert "too hard 100%, too easy 0% of the prompts" in text
+    assert "use easier questions" in reach.examples[0]
+    assert ("mean reward 0 (0 to 0.3" if seen[0] == 0 else "mean reward -1 (no interval: 8 prompts)") in text
 
 
 @pytest.mark.slow

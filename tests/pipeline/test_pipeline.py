@@ -459,8 +459,9 @@ def worse(folder: Path, name: str, **changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_a_stage_that_made_its_model_worse_is_told(folder):
+def test_a_stage_that_made_its_model_worse_is_told(folder, capsys):
     trained = posttrain.train(worse(folder, "worse"))
+    assert "warning: stage ruin: The model got worse." in capsys.readouterr().out
     rows = stage_rows(trained.folder)
     assert rows[1].change == "worse"
     assert "stage ruin made its held-out loss worse" in rows[1].warnings[0]

@@ -177,7 +177,9 @@ class Waiting:
 
 
 def job_of(tmp_path: Path, ranks: Any, said: list[str]) -> launch.Job:
-    view: Any = SimpleNamespace(quiet=False, show_samples=False, event=lambda kind, text: said.append(text))
+    view: Any = SimpleNamespace(
+        quiet=False, show_samples=False, part="stage dpo", event=lambda kind, text: said.append(text)
+    )
     settings = load_config(config(tmp_path / "run", 2)).config
     return launch.Job(settings, tmp_path, tmp_path / "run", 2, ranks, 0, view, None)
 
@@ -207,7 +209,14 @@ def test_ranks_that_have_started_get_every_signal_and_answer_themselves(tmp_path
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_first_rank_tells_that_it_has_started(tmp_path, monkeypatch, number):
     monkeypatch.setenv("RANK", str(number))
-    told = {"quiet": True, "show_samples": False, "resumed": None, "config": str(tmp_path / "none"), "overrides": []}
+    told = {
+        "quiet": True,
+        "show_samples": False,
+        "part": "",
+        "resumed": None,
+        "config": str(tmp_path / "none"),
+        "overrides": [],
+    }
     assert rank._run(str(tmp_path / "job.json"), told) == ConfigError.exit_code
     assert (tmp_path / launch.STARTED).exists() == (number == 0)
 

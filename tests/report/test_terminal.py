@@ -90,6 +90,15 @@ def test_the_last_line_is_the_verdict_and_a_warning_when_the_model_got_worse(cha
     assert quiet.getvalue() == (f"{line}\n" if change == -1 else "")
 
 
+@pytest.mark.parametrize("kind", ["warning", "guard", "alarm"])
+def test_a_quiet_part_of_a_run_says_which_part_it_is(kind):
+    """No heading precedes the line, as it does otherwise."""
+    loud, quiet = io.StringIO(), io.StringIO()
+    for view in (TerminalView(loud, part="stage dpo"), TerminalView(quiet, quiet=True, part="stage dpo")):
+        view.event(kind, "it diverged")
+    assert (loud.getvalue(), quiet.getvalue()) == (f"{kind}: it diverged\n", f"{kind}: stage dpo: it diverged\n")
+
+
 def test_quiet_says_nothing_but_warnings():
     stream = io.StringIO()
     tell(TerminalView(stream, quiet=True, show_samples=True))

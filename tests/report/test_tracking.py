@@ -341,6 +341,22 @@ def test_the_command_says_where_to_look(tmp_path):
     assert said["where"] == "trackio show --project posttrain"
 
 
+@pytest.mark.parametrize("runs", [0, 1, 2, 7])
+@pytest.mark.parametrize("pipeline", [True, False])
+def test_for_a_folder_of_runs_the_error_names_them(tmp_path, pipeline, runs):
+    if pipeline:
+        (tmp_path / "pipeline.json").touch()
+    for n in range(runs):
+        (tmp_path / f"{n}-sft").mkdir()
+        (tmp_path / f"{n}-sft/config.yaml").touch()
+    with pytest.raises(ConfigError) as caught:
+        follow(tmp_path, "tensorboard")
+    said = str(caught.value)
+    assert ("is the folder of a pipeline" if pipeline else "holds no run") in said
+    assert [str(tmp_path / f"{n}-sft") in said for n in range(7)] == [n < min(runs, 5) for n in range(7)]
+    assert ("another run in it" in said) == (runs > 5)
+
+
 def test_a_folder_without_a_run_and_an_unknown_tracker_are_refused(tmp_path, capsys):
     assert command(["track", str(tmp_path), "--to", "tensorboard"]) == 2
     assert "holds no run" in capsys.readouterr().err

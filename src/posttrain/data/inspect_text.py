@@ -92,10 +92,13 @@ def _quantiles(title: str, found: Mapping[str, Lengths]) -> Iterator[str]:
 def _length_bias(use: Use, unit: str) -> Iterator[str]:
     assert use.length_bias is not None
     difference, longer = use.length_bias.difference, use.length_bias.longer_is_chosen
-    between = f"{difference.low:+.1f} to {difference.high:+.1f}" if difference.n > 1 else "no interval: one pair"
-    by = f"{difference.mean:+.1f} {unit} on average ({between})"
-    share = f"{longer.mean:.0%} ({longer.low:.0%} to {longer.high:.0%})"
-    yield f"  chosen − rejected: {by}; the longer one is chosen in {share}"
+    between = "no interval: one pair" if difference.n == 1 else "the same in every pair"
+    if difference.finite:
+        between = f"{difference.low:+.1f} to {difference.high:+.1f}"
+    share = f"the longer one is chosen in {longer.mean:.0%} ({longer.low:.0%} to {longer.high:.0%})"
+    if not longer.n:
+        share = "no pair has answers of different length"
+    yield f"  chosen − rejected: {difference.mean:+.1f} {unit} on average ({between}); {share}"
 
 
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:

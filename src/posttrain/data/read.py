@@ -128,6 +128,13 @@ def size_of(source: str | Sequence[str], *, split: str = "train") -> int:
     return sum(_size_of(one, split) for one in _listed(source))
 
 
+def missing_files(source: str | Sequence[str]) -> list[str]:
+    """The files and patterns of the source that do not exist. A name of the Hub or of generated rows is no file."""
+    named = [one for one in _listed(source) if one.partition(":")[0] not in ROWS]
+    files = [one for one in named if glob.has_magic(one) or _looks_like_file(Path(one))]
+    return [one for one in files if not glob.glob(str(Path(one).expanduser()))]
+
+
 def content_key(source: str | Sequence[str], *, split: str, max_rows: int | None, seed: int) -> str:
     """A hash of the files' contents and names, and of the arguments that choose which rows are read."""
     digest = hashlib.sha256(json.dumps([split, max_rows, seed]).encode())

@@ -17,6 +17,8 @@ PLACES = 3
 """Number of rows that a message names if many have the same fault."""
 NOTABLE = 0.05
 """Smallest difference of length that is reported, as a share of the mean length."""
+TELLING = 0.6
+"""Smallest share of right choices for which the rule "the longer one", or "the shorter one", is reported."""
 
 
 class Lengths(NamedTuple):
@@ -81,8 +83,15 @@ class LengthBias:
         differences = [a - b for a, b in zip(chosen, rejected, strict=True)]
         return LengthBias(
             difference=mean_interval(differences),
-            longer_is_chosen=wilson(sum(d > 0 for d in differences), max(1, sum(d != 0 for d in differences))),
+            longer_is_chosen=wilson(sum(d > 0 for d in differences), sum(d != 0 for d in differences)),
         )
+
+    @property
+    def is_telling(self) -> bool:
+        """Does a rule of length name the chosen answer more often than chance, in enough of all pairs to matter?"""
+        longer = self.longer_is_chosen
+        tells = longer.n and longer.excludes(0.5)
+        return bool(tells) and abs(longer.mean - 0.5) * longer.n >= (TELLING - 0.5) * self.difference.n
 
 
 class Seen(NamedTuple):
@@ -224,14 +233,16 @@ def _length_findings(bias: LengthBias | None, lengths: Mapping[str, Sequence[int
         return []
     mean = sum(lengths["rejected"]) / len(lengths["rejected"])
     difference, longer = bias.difference, bias.longer_is_chosen
-    if difference.low <= 0 <= difference.high or abs(difference.mean) < NOTABLE * mean:
+    apart = difference.finite and difference.excludes(0) and abs(difference.mean) >= NOTABLE * mean
+    if not (apart or bias.is_telling):
         return []
-    which = "longer" if difference.mean > 0 else "shorter"
+    which = "longer" if (longer.mean > 0.5 if bias.is_telling else difference.mean > 0) else "shorter"
     right = longer.mean if which == "longer" else 1 - longer.mean
-    message = (
-        f"chosen answers are {which}, by {abs(difference.mean):.0f} {unit} on average; always choosing the "
-        f"{which} of the two would be right in {right:.0%}"
-    )
+    by = abs(difference.mean)
+    same_way = difference.mean > 0 if which == "longer" else difference.mean < 0
+    size = f"{which}, by {by:.{0 if by >= 10 else 1}f} {unit} on average" if same_way else f"mostly {which}"
+    among = f" of the {counted(longer.n, 'pair')} of different length" if longer.n < difference.n else ""
+    message = f"chosen answers are {size}; always choosing the {which} of the two would be right in {right:.0%}{among}"
     fix = (
         "A model can learn length instead of quality: compare its accuracy with that share, and watch the length of "
         "its answers."

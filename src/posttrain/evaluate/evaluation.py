@@ -264,7 +264,7 @@ class Evaluation:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks. All text is escaped."""
-        texts = [(name, f"{i.mean:.3f}", f"{i.low:.3f} to {i.high:.3f}", f"{i.n}") for name, i in self.rows()]
+        texts = [(name, f"{i.mean:.3f}", _limits(i, "{} to {}", "none"), f"{i.n}") for name, i in self.rows()]
         rows = ("".join(f"<td>{html.escape(text)}</td>" for text in row) for row in texts)
         cells = "".join(f"<tr>{row}</tr>" for row in rows)
         head = f"<tr><th></th><th>mean</th><th>{self.confidence:.0%} interval</th><th>prompts</th></tr>"
@@ -369,7 +369,12 @@ def _columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[fl
 
 
 def _show(interval: Interval) -> str:
-    return f"{interval.mean:.3f}  [{interval.low:.3f}, {interval.high:.3f}]  n {interval.n}"
+    return f"{interval.mean:.3f}  {_limits(interval, '[{}, {}]', '[no interval]')}  n {interval.n}"
+
+
+def _limits(interval: Interval, form: str, otherwise: str) -> str:
+    """Fill the limits into the form; return the other text if there are none."""
+    return form.format(f"{interval.low:.3f}", f"{interval.high:.3f}") if interval.finite else otherwise
 
 
 def _finite(value: float) -> float | None:

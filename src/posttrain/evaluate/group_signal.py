@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ConfigError
+from posttrain.evaluate.heldout import interval_of
 from posttrain.experience.generate import draw
 from posttrain.functional.estimators import differ_at_k, powers_of_two
 from posttrain.functional.intervals import Interval, mean_interval
@@ -43,9 +43,9 @@ class ModelAnswers:
     useful: Mapping[int, Interval]
     """Group size -> expected share of groups whose rewards differ."""
     too_hard: float
-    """Share of prompts for which every answer got the lowest observed reward."""
+    """Share of prompts for which every answer got the lowest observed reward. NaN if all rewards are equal."""
     too_easy: float
-    """Share of prompts for which every answer got the highest observed reward."""
+    """Share of prompts for which every answer got the highest observed reward. NaN if all rewards are equal."""
     truncated: float
     reasons: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Reward -> reason of its verdict -> share of the answers."""
@@ -57,13 +57,12 @@ class ModelAnswers:
 
     def lines(self) -> list[str]:
         """Return the lines to print on a terminal."""
-        reward = self.reward
         lines = [
-            f"The model: {self.prompts} prompts, {self.completions} answers each, mean reward {reward.mean:.3g} "
-            f"({reward.low:.3g} to {reward.high:.3g}, 95% interval)",
+            f"The model: {self.prompts} prompts, {self.completions} answers each, mean reward "
+            f"{_with_limits(self.reward)}",
             "  useful groups, by group size: "
             + "  ".join(f"{size}: {share.mean:.0%}" for size, share in self.useful.items()),
-            f"  too hard {self.too_hard:.0%}, too easy {self.too_easy:.0%} of the prompts",
+            f"  {_reach(self, 'too hard {}, too easy {} of the prompts')}",
         ]
         for label, reasons in self.reasons.items():
             lines.append(f"  {label}: " + ", ".join(f"{reason} {share:.0%}" for reason, share in reasons.items()))
@@ -92,16 +91,16 @@ def sample_answers(
     assert scores is not None
     values_P = [[value for value in row if not math.isnan(value)] for row in scores.rewards_PG]
     known = [*seen, *(value for row in values_P for value in row)]
-    low, high = min(known, default=0.0), max(known, default=0.0)
+    too_hard, too_easy = _out_of_reach(values_P, known)
     sizes = sorted({*powers_of_two(count), sampling.group_size, count} - {1})
     answers = ModelAnswers(
         prompts=len(prompts),
         completions=count,
         group_size=sampling.group_size,
-        reward=mean_interval([statistics.fmean(row) for row in values_P if row]),
+        reward=interval_of(values_P, 0.95),
         useful={size: _useful(values_P, size) for size in sizes},
-        too_hard=_share(values_P, lambda row: bool(row) and max(row) <= low),
-        too_easy=_share(values_P, lambda row: bool(row) and min(row) >= high),
+        too_hard=too_hard,
+        too_easy=too_easy,
         truncated=_share([c for group in groups for c in group], lambda c: c.truncated),
         reasons=_reasons(scores),
         samples=tuple(
@@ -110,6 +109,28 @@ def sample_answers(
         ),
     )
     return answers, scores
+
+
+def _out_of_reach(values_P: Sequence[Sequence[float]], known: Sequence[float]) -> tuple[float, float]:
+    """Return the shares of prompts whose answers all got the lowest, or the highest, known reward."""
+    low, high = min(known, default=0.0), max(known, default=1.0)
+    if low == high:
+        return math.nan, math.nan
+    too_hard = _share(values_P, lambda row: bool(row) and max(row) <= low)
+    return too_hard, _share(values_P, lambda row: bool(row) and min(row) >= high)
+
+
+def _with_limits(reward: Interval) -> str:
+    if reward.finite:
+        return f"{reward.mean:.3g} ({reward.low:.3g} to {reward.high:.3g}, 95% interval)"
+    return f"{reward.mean:.3g} (no interval: {reward.n} prompt{'' if reward.n == 1 else 's'})"
+
+
+def _reach(answers: ModelAnswers, form: str) -> str:
+    """Fill both shares into the form. If all rewards are equal, no prompt is harder or easier than another."""
+    if math.isnan(answers.too_hard):
+        return f"every answer got {answers.reward.mean:.3g}: nothing is told apart"
+    return form.format(f"{answers.too_hard:.0%}", f"{answers.too_easy:.0%}")
 
 
 def _useful(values_P: Sequence[Sequence[float]], size: int) -> Interval:
@@ -162,14 +183,14 @@ def about_answers(answers: ModelAnswers, sampling: SamplingConfig, max_truncated
 
 def _about_reach(answers: ModelAnswers) -> Finding:
     """Are most prompts neither too hard nor too easy?"""
-    reached = max(0.0, 1 - answers.too_hard - answers.too_easy)
+    alike, mean = math.isnan(answers.too_hard), f", mean reward {answers.reward.mean:.2g}"
+    reached = 0.0 if alike else max(0.0, 1 - answers.too_hard - answers.too_easy)
     return finding(
         "prompts in reach",
         "ok" if reached >= IN_REACH else "warn",
-        reached,
+        None if alike else reached,
         f"at least {IN_REACH:.0%} of the prompts are neither too hard nor too easy",
-        f"{answers.too_hard:.0%} of the prompts too hard, {answers.too_easy:.0%} too easy, mean reward "
-        f"{answers.reward.mean:.2g}",
+        _reach(answers, "{} of the prompts too hard, {} too easy" + mean),
         [] if reached >= IN_REACH else [_advice(answers)],
     )
 
@@ -206,7 +227,7 @@ def about_right(rewards: RewardSet, prompts: Sequence[Prompt], scores: Scores) -
 
 
 def _advice(answers: ModelAnswers) -> str:
-    if answers.too_hard + answers.too_easy > 1:  # some prompts are both, because the lowest reward is also the highest
+    if math.isnan(answers.too_hard):
         return "All answers got the same reward: check whether the reward distinguishes anything, and read the answers."
     if answers.too_hard >= answers.too_easy:
         return (

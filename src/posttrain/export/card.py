@@ -223,7 +223,10 @@ def _intervals(value: Any, name: str = "") -> Iterator[tuple[str, Span]]:
 
 
 def _shown(found: Span | None) -> str:
-    return "" if found is None else f"{compact(found.mean)} ({compact(found.low)} to {compact(found.high)})"
+    if found is None:
+        return ""
+    between = f"{compact(found.low)} to {compact(found.high)}" if found.finite else "no interval"
+    return f"{compact(found.mean)} ({between})"
 
 
 def _count(sides: Sequence[Mapping[str, Span]], name: str) -> str:

@@ -43,6 +43,14 @@ class Interval(NamedTuple):
         """Return true if the two intervals share a value. An interval without data overlaps with every interval."""
         return not (self.low > other.high or other.low > self.high)
 
+    @property
+    def finite(self) -> bool:
+        """Are both limits numbers? Otherwise the values did not show their spread: there is no interval to print."""
+        return math.isfinite(self.low) and math.isfinite(self.high)
+
+    def excludes(self, value: float) -> bool:
+        return not self.low <= value <= self.high
+
 
 def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
     """Return Wilson's score interval (1927) of a proportion: one independent yes or no per problem.

@@ -83,7 +83,8 @@ def train_stage(stage: Stage, store: PipelineStore, view: TerminalView, done: Do
         store.handover(stage.folder).unlink(missing_ok=True)  # left by a run that was removed to train it again
     store.update(stage, status="training", algorithm=stage.config.algorithm.name)
     received = _receive(stage, store, view, done)
-    own = TerminalView(view.stream, quiet=view.quiet, show_samples=view.show_samples)
+    part = f"stage {stage.name}"
+    own = TerminalView(view.stream, quiet=view.quiet, show_samples=view.show_samples, part=part)
     with named(stage):
         if begun:  # paths of the proven models, which may have moved since the run began
             write_durably(folder / "config.yaml", to_yaml(resolved).encode())

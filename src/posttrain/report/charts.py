@@ -116,14 +116,14 @@ def _measures(
 
 
 def _interval_row(label: str, sides: Mapping[str, Span | None]) -> IntervalRow | None:
-    bars = [(name, s.mean, max(s.low, s.mean - 1e9), min(s.high, s.mean + 1e9)) for name, s in sides.items() if s]
+    bars = [(name, s.mean, s.low, s.high) for name, s in sides.items() if s]
     return IntervalRow(label=label[:24], bars=bars) if bars else None
 
 
 def _bars(rows: list[IntervalRow], label: str, measure: str) -> str:
     if not rows:
         return ""
-    edges = [edge for row in rows for _, mean, low, high in row.bars for edge in (mean, low, high) if abs(edge) < 1e8]
+    edges = [edge for row in rows for bar in row.bars for edge in bar[1:] if math.isfinite(edge)]
     if measure == "accuracy":
         return interval_bars(rows, label=_bars_label(label, rows, percent), form=percent, low=0.0, high=1.0)
     return interval_bars(
@@ -132,11 +132,11 @@ def _bars(rows: list[IntervalRow], label: str, measure: str) -> str:
 
 
 def _bars_label(label: str, rows: Sequence[IntervalRow], form: Form) -> str:
-    values = "; ".join(
-        f"{row.label}: "
-        + ", ".join(f"{name} {form(mean)} ({form(low)} to {form(high)})" for name, mean, low, high in row.bars)
-        for row in rows
-    )
+    def shown(name: str, mean: float, low: float, high: float) -> str:
+        between = f"{form(low)} to {form(high)}" if math.isfinite(high - low) else "no interval"
+        return f"{name} {form(mean)} ({between})"
+
+    values = "; ".join(f"{row.label}: " + ", ".join(shown(*bar) for bar in row.bars) for row in rows)
     return f"{label}. {values}"
 
 

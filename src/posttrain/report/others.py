@@ -58,4 +58,5 @@ def others_sentences(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def _nats(drift: Span) -> str:
-    return f"{drift.mean:.3f} nats per token ({drift.low:.3f} to {drift.high:.3f})"
+    between = f"{drift.low:.3f} to {drift.high:.3f}" if drift.finite else "no interval"
+    return f"{drift.mean:.3f} nats per token ({between})"

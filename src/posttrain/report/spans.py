@@ -60,4 +60,5 @@ def signed(measure: str, value: float) -> str:
 def show_change(measure: str, found: Span) -> str:
     """Return text such as `+19 points, interval +13 to +25`."""
     mean, low, high = (signed(measure, edge) for edge in found[:3])
-    return f"{mean}{' points' if measure == 'accuracy' else ''}, interval {low} to {high}"
+    between = f"interval {low} to {high}" if found.finite else "no interval"
+    return f"{mean}{' points' if measure == 'accuracy' else ''}, {between}"

@@ -79,12 +79,15 @@ class TerminalView:
     """Live output of a run.
 
     On a terminal: a block that is redrawn in place, with single messages (warnings, evaluations) above it. Otherwise:
-    plain lines without control characters. With `quiet`: only warnings, guards and alarms.
+    plain lines without control characters. With `quiet`: only warnings, guards and alarms, each with `part`, the name
+    of this part of a larger run, because no heading precedes them.
     """
 
-    def __init__(self, stream: TextIO | None = None, *, quiet: bool = False, show_samples: bool = False) -> None:
+    def __init__(
+        self, stream: TextIO | None = None, *, quiet: bool = False, show_samples: bool = False, part: str = ""
+    ) -> None:
         self.stream = stream or sys.stdout
-        self.quiet, self.show_samples = quiet, show_samples
+        self.quiet, self.show_samples, self.part = quiet, show_samples, part
         self.broken = False
         self.compares_groups = True
         """Is the share of groups with signal worth showing?"""
@@ -136,7 +139,8 @@ class TerminalView:
         if kind == "error":
             self._stop_live()
         else:
-            self._say(f"{kind}: {message}", style=_STYLES.get(kind, ""), loud=kind in _STYLES)
+            whose = f"{self.part}: " if self.quiet and self.part else ""
+            self._say(f"{kind}: {whose}{message}", style=_STYLES.get(kind, ""), loud=kind in _STYLES)
 
     @_never_stops_a_run
     def rows(self, shown: Sequence[tuple[str, Sequence[tuple[str, bool]]]]) -> None:

@@ -268,7 +268,8 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
     resolved = reward_model_config(config, store.folder)
     folder = store.folder / REWARD_MODEL
     if read_run(folder).status != "finished":
-        own = TerminalView(view.stream, quiet=view.quiet)
+        part = ", ".join(filter(None, [view.part, REWARD_MODEL]))
+        own = TerminalView(view.stream, quiet=view.quiet, part=part)
         view.event(REWARD_MODEL, f"training it in {folder}")
         try:
             resume(folder, view=own) if holds_run(folder) else train_resolved(resolved, view=own)

@@ -156,6 +156,7 @@ class Job:
             "restarted": reason,
             "quiet": self.view is None or self.view.quiet,
             "show_samples": bool(self.view and self.view.show_samples),
+            "part": self.view.part if self.view else "",
         }
         file = meeting / "job.json"
         file.write_text(json.dumps(told), encoding="utf-8")

@@ -36,7 +36,7 @@ def _run(file: str, told: dict[str, Any]) -> int:
     from posttrain.report.terminal import TerminalView
     from posttrain.train import api
 
-    view = TerminalView(quiet=told["quiet"], show_samples=told["show_samples"])
+    view = TerminalView(**{name: told[name] for name in ("quiet", "show_samples", "part")})
     try:
         if os.environ["RANK"] == "0":
             Path(file).with_name(STARTED).touch()

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from posttrain.config import load_config
+from posttrain.data.read import missing_files
 from posttrain.lab.plan.api import make_plan
 from posttrain.lab.plan.workload import MOST_ROWS, row_lengths
 
@@ -63,7 +64,32 @@ def test_a_plan_counts_the_rows_that_there_are_and_says_so(tmp_path):
     elsewhere = make_plan(load_config(made, {"data.train": "no-such-file.jsonl"}).config)
     assert elsewhere.step.tokens > 10 * plan.step.tokens
     assert elsewhere.step_seconds >= plan.step_seconds
-    assert "because the data or the tokenizer is not on this machine" in elsewhere.render()
+    assert "because there is no file no-such-file.jsonl on this machine" in " ".join(elsewhere.render().split())
+
+
+@pytest.mark.parametrize(
+    ("train", "missing"),
+    [
+        (["there.jsonl", "gone.jsonl"], ["gone.jsonl"]),
+        (["gone-*.jsonl", "there*"], ["gone-*.jsonl"]),
+        ("gone.csv.gz", ["gone.csv.gz"]),
+        ("task:sort", []),
+        ("org/dataset", []),
+        ("org/dataset:config", []),
+    ],
+)
+def test_a_plan_names_the_files_that_do_not_exist(tmp_path, monkeypatch, train, missing):
+    (tmp_path / "there.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    assert missing_files(train) == missing
+
+
+@pytest.mark.parametrize("setting", ["data.max_length", "data.max_prompt_length"])
+def test_lengths_in_the_settings_do_not_hide_a_missing_file(tmp_path, setting):
+    algorithm, rows, _ = KINDS["prompts" if "prompt" in setting else "pairs"]
+    made = load_config(config(tmp_path, algorithm, rows), {"data.train": "gone.jsonl", setting: 64}).config
+    shown = " ".join(make_plan(made).render().split())
+    assert "rows of the maximum length that the settings allow; there is no file gone.jsonl on this machine" in shown
 
 
 def test_what_is_dropped_counts_for_nothing(tmp_path):

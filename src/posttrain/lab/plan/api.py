@@ -38,7 +38,15 @@ from posttrain.lab.plan.sizes import sized
 from posttrain.lab.plan.target import Target, corrected, target_of
 from posttrain.lab.plan.timing import StepCost, cost_of_step, evaluation_seconds, reference_seconds, step_of
 from posttrain.lab.plan.verdict import DiskPlan, Verdict, disk_of
-from posttrain.lab.plan.workload import RowLengths, model_architecture, of_stage, require_room, row_lengths, workload_of
+from posttrain.lab.plan.workload import (
+    RowLengths,
+    missing_data,
+    model_architecture,
+    of_stage,
+    require_room,
+    row_lengths,
+    workload_of,
+)
 
 ERROR = {"cpu": 0.25, "cuda": 0.25}
 """Share by which memory may be off. On a CPU it was measured (docs/planner-measured.md); for a GPU it is computed."""
@@ -221,8 +229,9 @@ def simulated(plan: Plan) -> Plan:
 
 
 def with_lengths(config: RunConfig, target: Target) -> Target:
-    """Add the lengths of the config's data to the target, if the data are on this machine."""
-    return replace(target, lengths=row_lengths(config, model_architecture(config.model.path).context))
+    """Add the lengths of the config's data to the target, or the names of the files that are not on this machine."""
+    lengths = row_lengths(config, model_architecture(config.model.path).context)
+    return replace(target, lengths=lengths, missing=() if lengths else missing_data(config))
 
 
 def from_flags(model: str | None, algorithm: str | None) -> dict[str, Any]:

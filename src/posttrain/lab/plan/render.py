@@ -481,11 +481,12 @@ def _rows_assumed(plan: Plan) -> str:
     lengths, w = plan.target.lengths, plan.workload
     if lengths is not None:
         return str(lengths)
+    missing = f"there is no file {' or '.join(plan.target.missing)} on this machine" if plan.target.missing else ""
     known = "max_prompt_length" if w.data_kind == "prompts" else "max_length"
     if getattr(plan.config.data, known) is not None or plan.target.prompt_tokens is not None:
-        return "rows of the maximum length that the settings allow"
+        return "rows of the maximum length that the settings allow" + (missing and f"; {missing}")
     of = f"prompts of {w.prompt_tokens:,}" if w.data_kind == "prompts" else f"rows of {w.row_tokens:,}"
-    return f"{of} tokens, because the data or the tokenizer is not on this machine"
+    return f"{of} tokens, because {missing or 'the data or the tokenizer is not on this machine'}"
 
 
 # --- units -----------------------------------------------------------------------------------------------------------

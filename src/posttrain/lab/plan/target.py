@@ -230,6 +230,8 @@ class Target:
     """Free main memory of a machine, in GiB. None means that of this machine; for other machines it is unknown."""
     lengths: RowLengths | None = None
     """Row lengths of the data, if it is on this machine."""
+    missing: tuple[str, ...] = ()
+    """Files of the data that do not exist on this machine."""
 
     @property
     def answering(self) -> Answering:
@@ -271,7 +273,7 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     else:
         hardware = as_measured(find_hardware(gpus))
         cards = hardware.count
-    known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths")]
+    known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths", "missing")]
     if unknown := how.keys() - set(known):
         raise ConfigError(
             given=f"{min(unknown)!r} is not an input of a plan",

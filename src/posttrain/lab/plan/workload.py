@@ -277,6 +277,15 @@ def row_lengths(config: RunConfig, context: int | None = None) -> RowLengths | N
         return None
 
 
+def missing_data(config: RunConfig) -> tuple[str, ...]:
+    """Return the files of the data that do not exist on this machine."""
+    if config.sampled_pairs is not None:
+        return ()
+    from posttrain.data.read import missing_files
+
+    return tuple(missing_files(config.data.train))
+
+
 def _read(config: RunConfig, context: int | None) -> RowLengths | None:
     from posttrain.data.dataset import Sequences
     from posttrain.data.looks import LOOKS, Looking

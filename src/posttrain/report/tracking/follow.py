@@ -29,6 +29,8 @@ TOLD = ("alarm", "guard", "error")
 SETTINGS = {"samples", "confidence", "temperature", "top_p", "max_completion_length", "seed", "n"}
 """Keys of an evaluation that are settings and not measurements."""
 POLL_SECONDS = 10.0
+NAMED = 5
+"""Number of runs that an error names."""
 ROWS = 50
 """Number of rows after which the state of sending is saved."""
 
@@ -87,6 +89,18 @@ class Lines:
                 yield row
 
 
+def _holds_no_run(folder: Path) -> ConfigError:
+    """The error for a folder without a run. It names the runs one level below, such as the stages of a pipeline."""
+    inside = [str(config.parent) for config in sorted(folder.glob("*/config.yaml"))]
+    named = " or ".join([*inside[:NAMED], *(["another run in it"] if len(inside) > NAMED else [])])
+    is_pipeline = (folder / "pipeline.json").is_file()
+    return ConfigError(
+        given=f"{folder} {'is the folder of a pipeline' if is_pipeline else 'holds no run (it has no config.yaml)'}",
+        allowed="the folder of a run, or of one stage of a pipeline",
+        fix=f"Name {named}." if named else "Name the folder that the run printed when it started.",
+    )
+
+
 def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> Sent:
     """Send the tracker `name` everything that it does not have yet of the run, until the run is over.
 
@@ -97,7 +111,7 @@ def follow(folder: Path, name: str, ended: Callable[[], bool] | None = None) -> 
     if name not in TRACKERS:
         raise ConfigError(given=f"there is no tracker {name!r}", allowed=", ".join(TRACKERS))
     if not (folder / "config.yaml").is_file():
-        raise ConfigError(given=f"{folder} holds no run (it has no config.yaml)", allowed="the folder of a run")
+        raise _holds_no_run(folder)
     require_plain(folder)
     (folder / "tracking").mkdir(exist_ok=True)
     with _alone(folder / "tracking" / f"{name}.lock"):
