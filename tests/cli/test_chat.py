@@ -233,3 +233,12 @@ def test_a_message_that_the_chat_template_refuses_is_an_error_of_the_data(plain,
         session.ask("ab")
     with pytest.raises(DataError, match="the chat template refuses it"):
         session.ask(refused)
+
+
+def test_text_that_the_tokenizer_cannot_write_is_told_once(plain, capsys):
+    session = ChatSession(plain, max_completion_length=1)
+    session.ask("a")
+    assert capsys.readouterr().err == ""
+    session.ask("日a")
+    session.ask("本a")
+    assert capsys.readouterr().err == "The tokenizer cannot write '日': the model reads <pad> instead.\n"

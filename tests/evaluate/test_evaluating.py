@@ -266,3 +266,13 @@ def test_each_row_is_a_document(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"text": "one"}\n{"text": "two"}\n')
     assert read_texts(path) == ["one", "two"]
+
+
+def test_text_and_gold_answers_that_the_tokenizer_cannot_write_are_told(folder, capsys):
+    rows = [{"prompt": "a日", "answer": "b"}, {"prompt": "ab", "answer": "日"}]
+    evaluate(folder, rows, "exact_match", k=0, max_completion_length=1)
+    text, golds = capsys.readouterr().err.splitlines()
+    assert text.startswith("held-out data: 1 of 2 rows holds text that the tokenizer cannot write")
+    assert golds.startswith("held-out data: 1 of 2 gold answers holds text that the tokenizer cannot write")
+    evaluate(folder, [{"prompt": "ab", "answer": "c"}], "exact_match", k=0, max_completion_length=1)
+    assert capsys.readouterr().err == ""

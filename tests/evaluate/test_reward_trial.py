@@ -11,13 +11,15 @@ from tests.rewards.rollouts import completion, prompt
 
 from posttrain.cli import run as command
 from posttrain.config import SamplingConfig
+from posttrain.data.unknown import unknown_text
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate import group_signal
 from posttrain.evaluate.group_signal import ModelAnswers, about_right
-from posttrain.evaluate.reward_trial import try_config
+from posttrain.evaluate.reward_trial import about_unknown, try_config
 from posttrain.functional.estimators import differ_at_k
 from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.rewards.audit.finding import Finding
+from posttrain.tasks.tiny import build_tokenizer
 from posttrain.types import Prompt
 
 ROWS = [{"prompt": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 41)]
@@ -400,3 +402,14 @@ def test_for_right_and_wrong_it_is_pass_at_k_without_all_of_k():
     for correct in range(9):
         scores = [1] * correct + [0] * (8 - correct)
         assert differ_at_k(scores, 4) == pytest.approx(pass_at_k(8, correct, 4) - pass_hat_k(8, correct, 4))
+
+
+@pytest.mark.parametrize(("golds", "found"), [("ab", None), ("a日", "warn"), ("本日", "fail")])
+def test_text_and_gold_answers_that_the_tokenizer_cannot_write_are_findings(golds, found):
+    tokenizer = build_tokenizer("ab")
+    prompts = [Prompt(index=n, ids=(1, 4), text="a", columns={"answer": gold}) for n, gold in enumerate(golds)]
+    told = about_unknown(unknown_text(prompts, (), tokenizer))
+    assert [(one.check, one.status) for one in told] == ([] if found is None else [("text of gold answers", found)])
+    asked = Prompt(index=0, ids=(1, 3), text="日")
+    [one] = about_unknown(unknown_text([asked], (), tokenizer))
+    assert (one.check, one.status) == ("text of prompts", "warn")

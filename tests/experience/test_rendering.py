@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import string
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.data.samples import jsonl
@@ -20,7 +21,9 @@ from posttrain.data.ratings import render_ratings
 from posttrain.data.read import Row
 from posttrain.data.split import first_rows, read_split
 from posttrain.data.steps import render_steps
+from posttrain.errors import DataError
 from posttrain.experience import rendering
+from posttrain.models.load import LoadedModel
 from posttrain.tasks.tiny import build_tokenizer
 from posttrain.types import Example, LabelledExample, Pair, Prompt
 
@@ -35,6 +38,11 @@ def data_notes(train: Any, heldout: Any, **more: Any) -> list[str]:
 
 def prompt_notes(train: PromptSet, heldout: PromptSet, **more: Any) -> list[str]:
     return rendering.prompt_notes(train, heldout, run_config(**more))
+
+
+def text_notes(train: Any, heldout: Any, tokenizer: Any, **data: Any) -> list[str]:
+    loaded = cast("LoadedModel", SimpleNamespace(tokenizer=tokenizer, eos_ids={tokenizer.eos_token_id}))
+    return rendering.text_notes(train, heldout, run_config(data={"train": "d", **data}), loaded)
 
 
 def example(text: str, index: int = 0) -> Example:
@@ -205,3 +213,44 @@ def test_notes_count_prompts_as_the_split_holds_them_out(kind, streaming, tmp_pa
     (note,) = notes(4, "prompts")
     assert note.startswith("the 32 measured held-out rows have only 8 different prompts")
     assert notes(4, "rows")[-1].startswith("32 of 32 held-out rows have a prompt that is also trained")
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("kind", ["examples", "pairs", "labels", "ratings", "unpaired"])
+def test_text_without_a_token_is_told_of_training_rows_and_of_other_held_out_rows(
+    kind, streaming, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("POSTTRAIN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(rendering, "CHECKED", 3)
+    tokenizer = build_tokenizer(string.printable)
+    how = {"eos_ids": {2}, "max_length": 99, "max_dropped": 0.0, "what": "data"}
+    judged = {"chosen": "b", "rejected": "c"} if kind in ("pairs", "unpaired") else {"label": True, "score": 1}
+    columns = {"examples": (), "ratings": ("score",), "labels": ("label",)}.get(kind, ("chosen", "rejected"))
+    render = {**RENDERS, "examples": render_examples, "unpaired": render_labels}[kind]
+
+    def part(*texts: str) -> Any:
+        name = "rejected" if "rejected" in columns else "completion"
+        rows = [{"prompt": f"p{n}", **{c: judged[c] for c in columns}, name: text} for n, text in enumerate(texts)]
+        path = tmp_path / f"{len(texts)}.jsonl"
+        path.write_text(jsonl(*rows))
+        rows = read_split(DataConfig(train=str(path), streaming=streaming, eval_fraction=0), seed=0).train
+        return render(rows, Renderer(tokenizer=tokenizer, chat=False), **how)
+
+    train, heldout = part("x", "日", "y", "日"), part("日")
+    told = text_notes(train, heldout, tokenizer)
+    some = streaming and kind != "ratings"  # ratings are all rendered before a run
+    where = "the first 3 rows of the training data: 1 of 3" if some else "training data: 2 of 4"
+    assert len(told) == 1
+    assert told[0].startswith(f"{where} rows hold")
+    assert "'日' in 4.jsonl:2" in told[0]
+    assert text_notes(train, heldout, tokenizer, eval="e")[1].startswith("held-out data: 1 of 1 row holds")
+    assert text_notes(part("x", "y"), None, tokenizer) == []
+
+
+def test_answers_without_any_token_are_refused_before_a_run():
+    tokenizer = build_tokenizer("ab")
+    how = {"eos_ids": {2}, "max_length": 99, "max_dropped": 0.0, "what": "data"}
+    rows = source({"prompt": "a", "completion": "日"}, {"prompt": "b", "completion": "本"})
+    found = render_examples(rows, Renderer(tokenizer=tokenizer, chat=False), **how)
+    with pytest.raises(DataError, match="training data: every trained token except EOS is <unk>"):
+        text_notes(found, None, tokenizer)

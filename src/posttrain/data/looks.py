@@ -23,6 +23,7 @@ from posttrain.data.read import Row
 from posttrain.data.special import injected
 from posttrain.data.steps import render_steps
 from posttrain.data.survey import PLACES, Finding, Lengths, Sample, Seen, Survey, Use
+from posttrain.data.unknown import Unknown, UnknownText
 from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
 
 if TYPE_CHECKING:
@@ -125,9 +126,10 @@ def take(look: Looking, kind: Kind) -> Use:
     """Inspect the data as one kind. Raises `DataError` if its columns do not fit this kind."""
     how = LOOKS[kind]
     records, dropped, columns = how.render(look)
-    survey = Survey()
+    survey, text = Survey(), _text(look)
     for record in records:
         survey.add(how.see(record))
+        text.add(record)
     dropped = getattr(getattr(records, "pairs", records), "dropped", dropped)  # streamed rows know it only now
     first = [*islice(records, SAMPLES)]
     rows = look.some(record.index for record in first)
@@ -147,12 +149,19 @@ def take(look: Looking, kind: Kind) -> Use:
         classes=dict(survey.classes),
         length_bias=survey.length_bias(),
         samples=tuple(_sample(rows[record.index], how.show(look, record)) for record in first),
-        findings=(*survey.findings(kind, look.unit, look.places), *_injected(look, kind)),
+        findings=(*survey.findings(kind, look.unit, look.places), *_injected(look, kind), *text.findings()),
     )
 
 
 def _sample(row: Row, shown: Mapping[str, Any]) -> Sample:
     return Sample(origin=row.origin, texts=tuple(texts_in(row.values)), **shown)
+
+
+def _text(look: Looking) -> UnknownText:
+    """The count of text that the tokenizer cannot write. Without a tokenizer it counts nothing."""
+    known = None if look.unit == "characters" else Unknown.of(look.renderer.tokenizer, look.eos_ids)
+    system_prompt = look.renderer.system_prompt
+    return UnknownText(unknown=known, rows=look.rows, eos_ids=look.eos_ids, system_prompt=system_prompt)
 
 
 def _injected(look: Looking, kind: Kind) -> tuple[Finding, ...]:

@@ -31,6 +31,7 @@ from posttrain.data.given import Data, given_rows, where_the_run_is
 from posttrain.data.prompts import Renderer, render_prompts
 from posttrain.data.read import Row
 from posttrain.data.split import read_split
+from posttrain.data.unknown import unknown_text
 from posttrain.engines import make_sampler
 from posttrain.engines.sampler import Answers
 from posttrain.episodes.acting import Acting
@@ -220,6 +221,7 @@ def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, 
         renderer = Renderer.of(subject.data, loaded.tokenizer, subject.model.chat_template_kwargs)
         renderer = renderer if acting is None else replace(renderer, tools=acting.schemas)
         prompts = _prompts(subject.rows, subject.data, loaded, renderer, length)[: settings.prompts]
+        _tell_of_unknown_text(prompts, loaded)
         rewards = stack.enter_context(_reward_set(subject.rewards, subject.folder))
         check = stack.enter_context(_reward_set(subject.check, subject.folder)) if subject.check else None
         scorers = [scorer for scorer in (rewards, check) if scorer is not None]
@@ -320,6 +322,12 @@ def _data_config(
     assert base is not None
     given = {"prompt": prompt, "answer": answer, "system_prompt": system_prompt}
     return DataConfig(**{**base.model_dump(), **_present(given)})
+
+
+def _tell_of_unknown_text(prompts: Sequence[Prompt], loaded: LoadedModel) -> None:
+    """Say on stderr which prompts and gold answers hold text that the tokenizer cannot write."""
+    for found in unknown_text(prompts, (), loaded.tokenizer, loaded.eos_ids).findings():
+        tell(f"held-out data: {found.message}. {found.fix}")
 
 
 def _prompts(

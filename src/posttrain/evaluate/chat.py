@@ -11,6 +11,7 @@ from typing import Any, Self
 from posttrain.config import ModelConfig, RolloutConfig, RunConfig, SamplingConfig, load_config
 from posttrain.data.dropped import Unusable
 from posttrain.data.prompts import Renderer
+from posttrain.data.unknown import unwritten
 from posttrain.engines import make_sampler
 from posttrain.errors import DataError
 from posttrain.evaluate.rollout import RolloutArgument, rollout_of, tell
@@ -58,6 +59,7 @@ class ChatSession:
             )
         self.model_path = model.path
         self.seed = seed
+        self._told = False
         self.turns: list[dict[str, str]] = []
         """The conversation so far, as chat messages."""
         loaded = load_model(model)
@@ -97,9 +99,16 @@ class ChatSession:
         the text is not UTF-8 or the chat template refuses it."""
         prompt = self._prompt(self._with_earlier_turns(text))
         room = self._with_room(len(prompt.ids))
+        self._tell_of_unknown_text(prompt)
         [[completion]] = self._sampler.generate([prompt], room, group_size=1, seed=self.seed)
         self.turns += [{"role": "user", "content": text}, {"role": "assistant", "content": completion.text}]
         return completion.text
+
+    def _tell_of_unknown_text(self, prompt: Prompt) -> None:
+        """Say on stderr, once, that the tokenizer cannot write a part of what the model is asked."""
+        if not self._told and (sentence := unwritten(self._renderer.tokenizer, prompt)):
+            self._told = True
+            tell(sentence)
 
     def _with_earlier_turns(self, text: str) -> Any:
         return [*self.turns, {"role": "user", "content": text}] if self._renderer.chat else text

@@ -20,6 +20,7 @@ from posttrain.config import in_folder
 from posttrain.data.prompts import Renderer, plain_prompts
 from posttrain.data.read import Row
 from posttrain.data.split import Split, read_split
+from posttrain.data.unknown import UnknownText, unknown_text
 from posttrain.engines import make_sampler
 from posttrain.episodes.acting import Acting
 from posttrain.evaluate.environment_trial import try_environment
@@ -327,7 +328,7 @@ def try_config(
             rendered,
             sampling=config.sampling,
             sampler=sampler if acting is None else acting.around(sampler, renderer, loaded.eos_ids),
-            before=about_turns,
+            before=[*about_turns, *about_unknown(unknown_text(rendered, (), loaded.tokenizer, loaded.eos_ids))],
             sampled_prompts=prompts,
             samples=samples,
             max_truncated=config.guards.max_truncated,
@@ -335,6 +336,18 @@ def try_config(
             seed=config.seed,
             of_rows=len(train),
         )
+
+
+def about_unknown(text: UnknownText) -> list[Finding]:
+    """Findings about text and gold answers that the tokenizer cannot write; none if it can write all of them. It is a
+    failure if it can write no gold answer."""
+    found, limit = [], "the tokenizer can write all text"
+    if (one := text.about_text()) is not None:
+        found.append(finding("text of prompts", "warn", None, limit, one.message, [one.fix]))
+    if (one := text.about_golds()) is not None:
+        status = "fail" if text.writes_no_gold else "warn"
+        found.append(finding("text of gold answers", status, None, limit, one.message, [one.fix]))
+    return found
 
 
 def drawn_rows(rows: Sequence[Row], seed: int) -> list[Row]:

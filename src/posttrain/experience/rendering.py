@@ -13,6 +13,7 @@ from posttrain.data.prompts import PromptSet, Renderer, overlap, render_prompts,
 from posttrain.data.same_prompts import known_keys
 from posttrain.data.split import Split, first_rows
 from posttrain.data.stream import StreamedRecords
+from posttrain.data.unknown import refuse_unknown, unknown_text
 from posttrain.models.load import LoadedModel
 from posttrain.rewards import RewardSet
 from posttrain.rewards.missing import HELD_OUT
@@ -25,7 +26,8 @@ if TYPE_CHECKING:
 REPEATED = 1.25
 """Held-out rows per different prompt above which the run warns that intervals are too narrow."""
 CHECKED = 1_000
-"""Number of streamed prompts whose gold answers are checked by the rewards before the run."""
+"""Number of streamed prompts whose gold answers are checked by the rewards before the run, and of streamed rows that
+are searched for text that the tokenizer cannot write."""
 
 
 def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
@@ -37,6 +39,38 @@ def longest_row(config: RunConfig, loaded: LoadedModel) -> int:
 def context_length(loaded: LoadedModel) -> int:
     """Return the maximum tokens of prompt and completion together; some architectures set no limit."""
     return loaded.context_length if loaded.context_length is not None else sys.maxsize
+
+
+# --- text without a token --------------------------------------------------------------------------------------------
+
+
+def text_notes(train: Any, heldout: Any, config: RunConfig, loaded: LoadedModel) -> list[str]:
+    """Return warnings about text and gold answers that the tokenizer cannot write. Raises DataError if the trained
+    answers have no other text."""
+    notes = unknown_notes("training data", train, config, loaded, refuse=True)
+    if notes and config.data.eval is None:  # held-out rows of the same data say nothing new
+        return notes
+    return [*notes, *unknown_notes("held-out data", heldout, config, loaded)]
+
+
+def unknown_notes(what: str, part: Any, config: RunConfig, loaded: LoadedModel, *, refuse: bool = False) -> list[str]:
+    """Return the warnings about one set. Only the first streamed rows are looked at."""
+    if part is None or not len(part):
+        return []
+    records = getattr(part, "pairs", None) or part.usable
+    streamed = isinstance(records, StreamedRecords) and len(records) > CHECKED
+    text = unknown_text(
+        records,
+        part.source,
+        loaded.tokenizer,
+        loaded.eos_ids,
+        system_prompt=config.data.system_prompt,
+        most=CHECKED if streamed else None,
+    )
+    if refuse and not streamed:
+        refuse_unknown(text, what)
+    where = f"the first {CHECKED:,} rows of the {what}" if streamed else what
+    return [f"{where}: {one.message}. {one.fix}" for one in text.findings()]
 
 
 # --- prompts ---------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ from posttrain.evaluate.writing import WithWriting, draw_answers, score_plain_en
 from posttrain.experience.deliveries import PROBE_PROMPTS, TrainerScores
 from posttrain.experience.feed import Feed
 from posttrain.experience.references import reference_forward
-from posttrain.experience.rendering import context_length
+from posttrain.experience.rendering import context_length, unknown_notes
 from posttrain.functional.intervals import wilson
 from posttrain.models.compiled import compile_layers
 from posttrain.models.compute import dtype_name
@@ -415,7 +415,8 @@ def auxiliary(config: RunConfig, rows: Sequence[Row], policy: Policy, ranks: Com
         forward=forward.under(loaded.model, temperature=1.0),
         split=Split(forward, config.train.microbatch_tokens, ranks),
     )
-    return add_gradient, [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
+    notes = [f"data.auxiliary: {found.dropped_summary}"] if found.dropped else []
+    return add_gradient, [*notes, *unknown_notes("data.auxiliary", found, config, loaded)]
 
 
 def publishing(

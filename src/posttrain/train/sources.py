@@ -39,6 +39,7 @@ from posttrain.experience.rendering import (
     longest_row,
     prompt_notes,
     render_both,
+    text_notes,
 )
 from posttrain.experience.sampled_pairs import Round, Say, earlier_pairs, numbered
 from posttrain.functional.step_scores import aggregate
@@ -122,6 +123,10 @@ class Inputs:
         renderer = Renderer.of(self.config.data, self.loaded.tokenizer, self.config.model.chat_template_kwargs)
         return render_both(partial(render, eos_ids=self.loaded.eos_ids), self.config, self.rows, self.loaded, renderer)
 
+    def notes(self, train: Any, heldout: Any) -> list[str]:
+        """Warnings about the rendered rows, for the user."""
+        return [*data_notes(train, heldout, self.config), *text_notes(train, heldout, self.config, self.loaded)]
+
     def feed(self, records: Sequence[Any], references: References | None, *add: Callable[..., Any]) -> DatasetFeed:
         """A feed of given records, with the reference's log-probabilities of each."""
         dataset = Dataset(records=records, pad_id=self.loaded.pad_id, add=add)
@@ -188,6 +193,7 @@ def prompts_and_measure(inputs: Inputs, rows: Split) -> tuple[PromptSet, PromptS
     answers = inputs.answers(inputs.samplers.evaluation)
     measure = HeldOutAnswers(config, answers, heldout.prompts, rewards, judges)
     notes = [*inputs.samplers.decoding_notes, *prompt_notes(train, heldout, config)]
+    notes += text_notes(train, heldout, config, inputs.loaded)
     return train, heldout, measure, notes
 
 
@@ -237,20 +243,22 @@ def sampled_preferences(inputs: Inputs) -> Source:
 def supervised(inputs: Inputs) -> Source:
     """The source for imitation of given answers."""
     train, heldout = inputs.rendered(render_examples)
+    notes = inputs.notes(train, heldout)
     examples = heldout.rows if heldout else ()
     measure = HeldOutLoss(inputs.config, inputs.forward, examples, inputs.loaded.pad_id)
     feed, asked = inputs.feed(train.rows, None), inputs.asked(examples, train.rows)
-    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout, inputs.config))
+    return Source(feed=feed, measure=measure, asked=asked, notes=notes)
 
 
 def preferences(inputs: Inputs) -> Source:
     """The source for preference training on given pairs of answers."""
     train, heldout = inputs.rendered(render_pairs)
+    notes = inputs.notes(train, heldout)
     feed, facts = pairs_feed(inputs, train.rows)
     pairs = heldout.rows if heldout else ()
     measure = HeldOutPolicyPairs(inputs.config, inputs.forward, pairs, inputs.loaded.pad_id)
     asked = inputs.asked(pairs, train.rows)
-    return Source(feed=feed, measure=measure, asked=asked, notes=data_notes(train, heldout, inputs.config), facts=facts)
+    return Source(feed=feed, measure=measure, asked=asked, notes=notes, facts=facts)
 
 
 def pairs_feed(inputs: Inputs, pairs: Sequence[Any]) -> tuple[DatasetFeed, list[str]]:
@@ -265,6 +273,7 @@ def labelled(inputs: Inputs) -> Source:
     config, loaded = inputs.config, inputs.loaded
     train, heldout = inputs.rendered(render_labels)
     refuse_one_class(train.rows, "training data")
+    notes = [*inputs.notes(train, heldout), *class_notes(heldout)]
     answers = Dataset(records=train.rows, pad_id=loaded.pad_id).sequences
     used = used_rows(config, len(answers))
     others = MismatchedAnswers(train.rows, seed=config.seed, max_length=longest_row(config, loaded))
@@ -280,9 +289,8 @@ def labelled(inputs: Inputs) -> Source:
         measure = HeldOutPolicyPairs(config, inputs.forward, heldout.pairs, loaded.pad_id)
     if train.pairs is not None:
         facts = [f"both answers of {len(train.pairs)} pairs are used as single labelled answers", *facts]
-    notes = [*data_notes(train, heldout, config), *class_notes(heldout), *alone]
     feed, asked = inputs.feed(train.rows, references, *add), inputs.asked(heldout.rows if heldout else (), train.rows)
-    return Source(feed=feed, measure=measure, asked=asked, notes=notes, facts=facts)
+    return Source(feed=feed, measure=measure, asked=asked, notes=[*notes, *alone], facts=facts)
 
 
 def class_notes(heldout: LabelledSet | None) -> list[str]:
@@ -330,6 +338,10 @@ class ScoringInputs:
         """The rendered training rows and held-out rows; None in place of held-out rows if there are none."""
         return render_both(render, self.config, self.rows, self.loaded, self.renderer)
 
+    def notes(self, train: Any, heldout: Any) -> list[str]:
+        """Warnings about the rendered rows, for the user."""
+        return [*data_notes(train, heldout, self.config), *text_notes(train, heldout, self.config, self.loaded)]
+
     def heldout(self, records: Sequence[Any] | None) -> list[Any]:
         return [] if records is None else first(records, self.config.evaluation.prompts)
 
@@ -349,7 +361,7 @@ def scored_pairs(inputs: ScoringInputs) -> ScoredSource:
         feed=inputs.dataset(train.rows),
         heldout=HeldOutPairs(inputs.forward, pairs, **inputs.batching),
         facts=inputs.facts,
-        notes=data_notes(train, heldout, inputs.config) + margin_notes(train.rows, inputs.algorithm),
+        notes=inputs.notes(train, heldout) + margin_notes(train.rows, inputs.algorithm),
     )
 
 
@@ -376,7 +388,7 @@ def rated_answers(inputs: ScoringInputs) -> ScoredSource:
         feed=inputs.dataset(train.rows, collate=partial(ratings_batch, scale=scale)),
         heldout=HeldOutRatings(inputs.forward, answers, facts, **inputs.batching),
         facts=facts,
-        notes=data_notes(train, heldout, inputs.config),
+        notes=inputs.notes(train, heldout),
     )
 
 
@@ -407,7 +419,7 @@ def labelled_steps(inputs: ScoringInputs) -> ScoredSource:
         feed=inputs.dataset(train.rows),
         heldout=HeldOutSteps(inputs.forward, answers, partial(aggregate, how=how), **inputs.batching),
         facts=replace(inputs.facts, separator=separator, aggregate=how),
-        notes=[*data_notes(train, heldout, inputs.config), *train.notes, *(heldout.notes if heldout else ())],
+        notes=[*inputs.notes(train, heldout), *train.notes, *(heldout.notes if heldout else ())],
     )
 
 
