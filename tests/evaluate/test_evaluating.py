@@ -13,8 +13,10 @@ import posttrain
 from posttrain.config import ModelConfig
 from posttrain.errors import ConfigError, DataError, RewardError
 from posttrain.evaluate.api import evaluate
+from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.forgetting import read_texts, reference_loss
 from posttrain.models.load import load_model
+from posttrain.report.heldout import measure_of
 from posttrain.rewards import Reward
 
 
@@ -77,6 +79,18 @@ def test_a_bonus_that_is_paid_for_wrong_answers_makes_none_right(folder, data, b
     shown = dict(found.rows())
     assert shown["greedy accuracy"].mean == 0 < shown["greedy score"].mean
     assert found.to_json()["verifiers"] == ["exact_match"]
+
+
+def test_of_two_own_rewards_nobody_knows_which_tells_what_is_right(folder, data):
+    def never(completion):
+        return 0.0
+
+    found = evaluate(folder, data, [never, ends_early()], k=2, max_completion_length=8)
+    assert found.score_range == (0.0, 1.0)
+    assert not any("accuracy" in name or "pass@" in name or "majority@" in name for name, _ in found.rows())
+    assert found.to_json()["verifiers"] is None
+    assert Evaluation.from_json(found.to_json()).verifiers is None
+    assert measure_of(found.to_json(), found.to_json()) == "score"
 
 
 def test_the_check_judges_greedy_answers_and_touches_no_score(folder, data):

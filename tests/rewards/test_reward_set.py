@@ -481,7 +481,13 @@ def named(name: str, weight: float = 1.0) -> Component:
         ([("numeric",), ("math",)], {"numeric": None, "math": 1.0}, True),
         ([("numeric",), ("language",)], {"numeric": None, "language": 1.0}, True),
         ([("numeric",), ("language",)], {"numeric": None, "language": None}, False),
-        # Without a verifier, an answer is right if it gets 1 from each reward in the sum.
+        # Without a verifier, what is not about form or length decides.
+        ([("environment",), ("repetition",)], {"environment": 1.0, "repetition": -0.2}, True),
+        ([("soft_overlong",), ("regex",)], {"soft_overlong": 0.0, "regex": 1.0}, True),
+        ([("environment",), ("format",)], {"environment": 0.0, "format": 1.0}, False),
+        ([("cosine",), ("regex", 0)], {"cosine": 0.4, "regex": 1.0}, True),
+        ([("environment",), ("regex",)], {"environment": 1.0, "regex": 0.0}, False),
+        # Form alone decides if there is nothing else.
         ([("format",), ("finished",)], {"format": 1.0, "finished": 0.0}, False),
         ([("format",), ("finished",)], {"format": 1.0, "finished": 1.0}, True),
         ([("format",), ("repetition", -1)], {"format": 1.0, "repetition": 0.3}, True),
@@ -490,3 +496,18 @@ def named(name: str, weight: float = 1.0) -> Component:
 )
 def test_which_answers_are_right(rewards, parts, right):
     assert RewardSet([named(*one) for one in rewards], pool=WorkerPool(1)).is_right(parts) is right
+
+
+@catalogue(
+    "rewards, decide",
+    [
+        ([("format",), ("math",)], ("math",)),
+        ([("math",), ("numeric",)], ("math", "numeric")),
+        ([("environment",), ("repetition",), ("format",)], ()),
+        ([("format",)], ()),
+        ([("environment",), ("regex",)], None),
+        ([("format",), ("language",)], None),
+    ],
+)
+def test_who_decides_which_answers_are_right(rewards, decide):
+    assert RewardSet([named(*one) for one in rewards], pool=WorkerPool(1)).verifiers == decide

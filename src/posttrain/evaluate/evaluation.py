@@ -97,9 +97,8 @@ class Evaluation:
     """Number of answers, greedy and sampled, without a score."""
     score_range: tuple[float, float] = (math.nan, math.nan)
     """Lowest and highest score: shows whether `accuracy` is meaningful without a verifier."""
-    verifiers: tuple[str, ...] = ()
-    """Labels of the rewards that decide which answers are right. Without one, answers are right that get 1 from each
-    reward."""
+    verifiers: tuple[str, ...] | None = ()
+    """`RewardSet.verifiers`: the rewards that decide which answers are right. None if nobody knows."""
     errors: tuple[str, ...] = ()
     """Error messages of the rewards, each once."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
@@ -145,7 +144,7 @@ class Evaluation:
             "check": {label: interval_to_json(interval) for label, interval in self.check.items()},
             "unscored": self.unscored,
             "score_range": [_finite(edge) for edge in self.score_range],
-            "verifiers": list(self.verifiers),
+            "verifiers": None if self.verifiers is None else list(self.verifiers),
             "errors": list(self.errors),
             **self._compared(),
         }
@@ -189,7 +188,7 @@ class Evaluation:
             check={label: _interval_from_json(i) for label, i in data["check"].items()},
             unscored=_count(data["unscored"]),
             score_range=(_number(data["score_range"][0]), _number(data["score_range"][1])),
-            verifiers=tuple(map(str, data.get("verifiers", []))),
+            verifiers=None if (found := data.get("verifiers", [])) is None else tuple(map(str, found)),
             errors=tuple(data["errors"]),
         )
 
@@ -221,9 +220,11 @@ class Evaluation:
 
     @property
     def has_full_mark(self) -> bool:
-        """Can answers be right? They can if a verifier says so, or if 1 is the highest score. A learned score, for
-        example, has no such mark, and its answers are neither right nor wrong."""
+        """Can answers be right? They can if a verifier says so, or if there is one reward and 1 is its highest score. A
+        learned score, for example, has no such mark, and its answers are neither right nor wrong."""
         low, high = self.score_range
+        if self.verifiers is None:
+            return False
         return bool(self.verifiers) or math.isnan(high) or (low >= 0 and (abs(high - 1) < 1e-6 or high == 0))
 
     @property

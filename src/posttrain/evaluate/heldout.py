@@ -92,7 +92,7 @@ def summarise(
     top_p: float,
     max_completion_length: int,
     seed: int,
-    verifiers: tuple[str, ...] = (),
+    verifiers: tuple[str, ...] | None = (),
     errors: Iterable[str] = (),
     judgements: Iterable[Judgement] = (),
 ) -> Evaluation:

@@ -76,8 +76,15 @@ def measure_of(*evaluations: Mapping[str, Any]) -> str:
     seen = [edge for edge in edges if edge is not None]
     if not seen:
         return "accuracy"
+    if any(map(_nobody_knows, evaluations)):
+        return "score"
     marks = all(map(verifiers_of, evaluations)) or _are_marks(seen)
     return "accuracy" if marks and not any(map(_has_partial_credit, evaluations)) else "score"
+
+
+def _nobody_knows(evaluation: Mapping[str, Any]) -> bool:
+    """Do several rewards and no verifier judge the answers, so that nobody knows which are right?"""
+    return evaluation.get("verifiers", []) is None
 
 
 def verifiers_of(evaluation: Mapping[str, Any]) -> list[str]:
@@ -103,7 +110,7 @@ def full_marks(evaluation: Mapping[str, Any]) -> Span | None:
     edges = [number(edge) for edge in evaluation.get("score_range") or []]
     seen = [edge for edge in edges if edge is not None]
     on_scale = bool(verifiers_of(evaluation)) or (min(seen) >= 0 and max(seen) <= 1 + 1e-6 if seen else False)
-    if not seen or not on_scale or not _has_partial_credit(evaluation):
+    if not seen or not on_scale or _nobody_knows(evaluation) or not _has_partial_credit(evaluation):
         return None
     return span(mapping(evaluation.get("greedy")).get("accuracy"))
 

@@ -110,22 +110,29 @@ class RewardSet:
         return tuple(component.label for component in self.components)
 
     @property
-    def verifiers(self) -> tuple[str, ...]:
-        """Labels of the built-in rewards that tell whether an answer is right: those in the sum, else all of them."""
-        found = [one for one in self.components if one.builtin is not None and one.builtin.verifies]
-        added = [one for one in found if one.weight > 0]
-        return tuple(one.label for one in added or found)
+    def verifiers(self) -> tuple[str, ...] | None:
+        """Labels of the built-in rewards that tell whether an answer is right. Without one: () if a single reward can
+        tell, None if several could, because nobody knows which of them does."""
+        verifying, unknown, formal = (self._that_verify(kind) for kind in (True, None, False))
+        return tuple(verifying) or (() if len(unknown or formal) == 1 else None)
 
     def is_right(self, parts: Mapping[str, float | None]) -> bool:
         """Do these scores, by label and after gates, mean that the answer is right?
 
-        The verifiers decide: a bonus for the form makes no answer right, and a penalty makes none wrong. If none of
-        them applies to the answer, each reward with a weight above 0 must give at least 1.
+        The verifiers decide: a bonus for the form makes no answer right, and a penalty makes none wrong. If no verifier
+        applies to the answer, rewards that are not about form or length decide, and those last. All must give 1.
         """
-        added = [component.label for component in self.components if component.weight > 0]
-        found = [part for label in self.verifiers if (part := parts[label]) is not None]
-        found = found or [part for label in added if (part := parts[label]) is not None]
-        return bool(found) and all(part >= CORRECT_AT for part in found)
+        for kind in (True, None, False):
+            found = [part for label in self._that_verify(kind) if (part := parts[label]) is not None]
+            if found:
+                return all(part >= CORRECT_AT for part in found)
+        return False
+
+    def _that_verify(self, kind: bool | None) -> list[str]:
+        """The labels of these rewards (see `Builtin.verifies`): those in the sum, else all of them."""
+        kinds = [(one, None if one.builtin is None else one.builtin.verifies) for one in self.components]
+        found = [one for one, its in kinds if its is kind]
+        return [one.label for one in found if one.weight > 0] or [one.label for one in found]
 
     @property
     def reads_environment(self) -> bool:

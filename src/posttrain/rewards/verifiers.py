@@ -121,8 +121,9 @@ class Builtin:
     """Default settings in a training run. They are stricter than the defaults of the function."""
     runner: Callable[[Mapping[str, Any]], Runner] | None = None
     """Makes, from the settings, a runner that judges in its own processes instead of a worker."""
-    verifies: bool = False
-    """Does a score of 1 mean that the answer is right? Others score form, length or what an environment returns."""
+    verifies: bool | None = None
+    """Does a score of 1 mean that the answer is right? False: the score is about its form or length. None: it depends, as
+    for an environment and for functions of users."""
 
     @property
     def needed_settings(self) -> list[str]:
@@ -151,10 +152,15 @@ BUILTINS: dict[str, Builtin] = {
         quick=fuzzy.fuzzy_match_quick,
         verifies=True,
     ),
-    "format": Builtin(function=form.format_tags, target="posttrain.rewards.format:format_tags", quick=form.format_tags),
+    "format": Builtin(
+        function=form.format_tags,
+        target="posttrain.rewards.format:format_tags",
+        quick=form.format_tags,
+        verifies=False,
+    ),
     "json_schema": Builtin(function=form.json_schema, target="posttrain.rewards.format:json_schema"),
     **{
-        name: Builtin(function=function, target=f"{function.__module__}:{name}", quick=function)
+        name: Builtin(function=function, target=f"{function.__module__}:{name}", quick=function, verifies=False)
         for name, function in {
             "soft_overlong": length.soft_overlong,
             "l1_exact": length.l1_exact,
