@@ -7,7 +7,7 @@ from tests.catalogue import catalogue
 
 from posttrain.errors import DataError
 from posttrain.verify.programs.rewrite import Call, Script
-from posttrain.verify.programs.suite import Stdio, Suite, Value, read_suite
+from posttrain.verify.programs.suite import Stdio, Suite, Value, holds_tests, read_suite
 
 
 def suite_of(**row) -> tuple:
@@ -192,6 +192,14 @@ def test_an_argument_gets_the_integer_keys_that_json_cannot_write(written, argum
         assert test.arguments == (argument,)
     [own] = suite_of(tests=[{"input": [written], "output": 1}], entry_point="f")
     assert own.arguments == (written,)
+
+
+@pytest.mark.parametrize("dumped", [False, True])
+def test_an_answer_that_holds_tests_is_told_from_an_answer(dumped):
+    tests = apps([[1]], [2])
+    assert holds_tests(json.dumps(tests) if dumped else tests)
+    for answer in (None, 7, "", "7", "{1, 2}", "def f(): pass", {"x": 1}, {"inputs": [1]}, [tests]):
+        assert not holds_tests(json.dumps(answer) if dumped else answer)
 
 
 def test_columns_that_are_empty_do_not_count():

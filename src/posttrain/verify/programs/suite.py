@@ -125,6 +125,15 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
     return Suite(tuple(tests), entry_point or (names[0] if names else None), prompt)
 
 
+def holds_tests(answer: Any) -> bool:
+    """Whether the column `answer` holds the tests of its row, as in data for verl, and no answer."""
+    try:
+        given = _json(answer, "answer")
+    except DataError:
+        return False
+    return isinstance(given, Mapping) and {"inputs", "outputs"} <= given.keys()
+
+
 def _check_values(tests: Sequence[Test]) -> None:
     """Check that the values can be sent into the sandbox and back, and that at least one test expects something."""
     for test in tests:
