@@ -15,9 +15,10 @@ from posttrain.data.unknown import unknown_text
 from posttrain.errors import ConfigError, DataError
 from posttrain.evaluate import group_signal
 from posttrain.evaluate.group_signal import ModelAnswers, about_right
-from posttrain.evaluate.reward_trial import about_unknown, try_config
+from posttrain.evaluate.reward_trial import about_unknown, try_config, try_rewards
 from posttrain.functional.estimators import differ_at_k
 from posttrain.rewards import Reward, Scores, build_rewards
+from posttrain.rewards.audit.api import read_prompts
 from posttrain.rewards.audit.finding import Finding
 from posttrain.tasks.tiny import build_tokenizer
 from posttrain.types import Prompt
@@ -133,6 +134,27 @@ def test_the_verdict_says_why_right_answers_earn_nothing(tmp_path, capsys, colum
         if not ok:
             assert "def f(x)" in gold["examples"][0]
             assert gold["examples"][0].endswith("code: wrong, test 1 of 1: AssertionError: not sorted")
+
+
+PLUS = "def plus(a, b):\n    return a + b\n"
+VERL = {"inputs": ["1\n2"], "outputs": ["3"], "fn_name": "plus"}
+GOLDLESS = [
+    {"reward_model": {"style": "rule", "ground_truth": json.dumps(VERL)}},
+    {"answer": json.dumps(VERL)},
+    {"input_output": VERL},
+    {"tests": [{"input": [1, 2], "output": 3}], "entry_point": "plus"},
+    {"test": "def check(candidate):\n    assert candidate(1, 2) == 3\n", "entry_point": "plus"},
+    {"test_list": ["assert plus(1, 2) == 3"]},
+]
+
+
+@pytest.mark.parametrize(("reference", "found"), [({}, "skipped"), ({"reference": PLUS}, "ok")])
+def test_neither_tests_nor_a_prompt_is_a_right_answer(reference, found):
+    with build_rewards([Reward(name="code")], training=True) as rewards:
+        for columns in GOLDLESS:
+            row = {"prompt": [{"role": "user", "content": "Write plus(a, b)."}], **columns, **reference}
+            trial = try_rewards(rewards, read_prompts([row]), sampling=SamplingConfig())
+            assert (trial.ok, trial.findings[0].check, trial.findings[0].status) == (True, "gold answers", found)
 
 
 def test_each_reward_that_refuses_a_right_answer_says_why(folder, capsys):

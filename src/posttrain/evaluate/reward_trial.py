@@ -44,6 +44,7 @@ from posttrain.rewards.audit.subject import completion
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.verifiers import BUILTINS
 from posttrain.types import Prompt
+from posttrain.verify.programs.suite import holds_tests
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig, SamplingConfig
@@ -160,8 +161,14 @@ def _judge_answers(rewards: RewardSet, prompts: Sequence[Prompt]) -> bool:
 
 def _gold(prompt: Prompt) -> str:
     """Return the answer that must be accepted: a final answer, a program or an expression; "" if the row has none."""
-    answer = prompt.columns.get("answer")
+    answer = _answer(prompt)
     return reference_of(prompt) or solution(prompt.columns) if answer is None else final_of(answer)
+
+
+def _answer(prompt: Prompt) -> Any:
+    """Return the column `answer`, or None if it holds the tests of a program."""
+    answer = prompt.columns.get("answer")
+    return None if holds_tests(answer) else answer
 
 
 def _known(
@@ -175,7 +182,7 @@ def _known(
         text = "no row has a gold answer, or no reward reads it: right and wrong answers are unknown"
         return None, [finding("gold answers", "skipped", None, "", text)], []
     prompts, golds = [prompt for prompt, _ in given], [gold for _, gold in given]
-    is_program = "answer" not in prompts[0].columns and bool(reference_of(prompts[0]))
+    is_program = _answer(prompts[0]) is None and bool(reference_of(prompts[0]))
     runs_programs = any(one.builtin is BUILTINS["code"] for one in rewards.components)
     forms = [PROGRAM_FORM] if is_program else [*[PROGRAM_FORM] * runs_programs, *FORMS]
     tried = {form: Answers.of(rewards, prompts, [fill(form, gold) for gold in golds]) for form in forms}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.catalogue import catalogue
 from tests.rewards.audit.planted.honest import marked, number
 from tests.rewards.audit.rows import planted, sums
 
@@ -20,8 +21,10 @@ from posttrain.rewards.audit.cheats import Target, cheats, made_for
 from posttrain.rewards.audit.checks import Check
 from posttrain.rewards.audit.finding import Measured, quote
 from posttrain.rewards.audit.mutants import mutants
+from posttrain.rewards.audit.programs import reference_of
 from posttrain.rewards.audit.renderings import FORMS, WORK, fill, final_of, number_of, spellings, written
 from posttrain.rewards.audit.speed import HOSTILE
+from posttrain.types import Prompt
 
 STORIES = Path(__file__).parents[4] / "shared" / "data" / "models" / "stories260K"
 NUMBERS = st.one_of(
@@ -238,6 +241,35 @@ def test_the_kind_is_told_by_what_a_reward_takes():
     assert kind(everything) == ("exact", "its scores depend on the gold answer")
     assert kind(nothing) == ("format", "it does not take the gold answer")
     assert kind("exact_match") == ("literal", "a built-in")
+
+
+BODY, WHOLE = "    return n\n", "def f(n):\n    return n\n"
+
+
+@catalogue(
+    "columns, program",
+    [
+        ({"reference": WHOLE}, WHOLE),
+        ({"reference": WHOLE, "entry_point": "f"}, WHOLE),
+        ({"reference": WHOLE, "entry_point": None}, WHOLE),
+        ({"canonical_solution": BODY, "entry_point": "f"}, "def f(n):\n" + BODY),
+        ({"solution": f"class Solution:\n    {WHOLE}", "entry_point": "Solution().f"}, f"class Solution:\n    {WHOLE}"),
+        ({"entry_point": "f"}, ""),
+        ({}, ""),
+    ],
+)
+def test_the_reference_program_of_a_row_is_whole(columns, program):
+    assert reference_of(Prompt(index=0, ids=(1,), text="def f(n):\n", columns=columns)) == program
+
+
+def test_an_answer_that_holds_tests_is_no_gold_answer_but_makes_a_reward_of_programs():
+    def graded(completion, answer):
+        return 0.0
+
+    tests = [row | {"answer": '{"inputs": ["1"], "outputs": ["2"]}'} for row in sums()]
+    for reward in ("code", graded):
+        with pytest.raises(DataError, match="no row has a reference program"):
+            audit(reward, tests)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import threading
 import time
@@ -53,6 +54,33 @@ def test_call_tests(program, score, reason, detail):
     assert detail in verdict.detail
     assert verdict.extracted == fenced(program).removeprefix("```python\n").removesuffix("```")
     assert verdict.seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("returned", "expected", "score"),
+    [
+        ("{1: 5}", {"1": 5}, 1.0),
+        ("{'1': 5}", {"1": 5}, 1.0),
+        ("{1: 5}", [{"1": 5}], 1.0),
+        ("[({1: (2,)}, 'a')]", [[{"1": [2]}, "a"]], 1.0),
+        ("{1: 5}", {1: 5}, 1.0),
+        ("{1: 6}", {"1": 5}, 0.0),
+        ("{1: 4, '1': 5}", {"1": 5}, 0.0),
+        ("{1.0: 5}", {"1": 5}, 0.0),
+        ("{True: 5}", {"1": 5}, 0.0),
+        ("{10 ** 5000: 5}", {"1": 5}, 0.0),
+        ("1", "1", 0.0),
+    ],
+)
+def test_a_result_of_a_test_in_json_counts_if_json_writes_it_alike(returned, expected, score):
+    tests = {"inputs": [[3]], "outputs": [expected], "fn_name": "f"}
+    assert judged(f"def f(n):\n    return {returned}\n", input_output=tests) == score
+
+
+def test_functions_are_called_with_the_json_arguments_of_verl():
+    tests = json.dumps({"inputs": ["1\n2", "3\n4"], "outputs": ["3", "7"], "fn_name": "f"})
+    assert judged("def f(a, b):\n    return a + b\n", answer=tests) == 1.0
+    assert judged("def f(a, b):\n    return str(a + b)\n", answer=tests) == 0.0
 
 
 @pytest.mark.parametrize("text", ["I cannot.", "```text\n1\n```"])

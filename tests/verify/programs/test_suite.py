@@ -7,7 +7,7 @@ from tests.catalogue import catalogue
 
 from posttrain.errors import DataError
 from posttrain.verify.programs.rewrite import Call, Script
-from posttrain.verify.programs.suite import Stdio, Suite, Value, read_suite
+from posttrain.verify.programs.suite import Stdio, Suite, Value, holds_tests, read_suite
 
 
 def suite_of(**row) -> tuple:
@@ -141,6 +141,65 @@ def test_a_method_is_an_entry_point():
 )
 def test_the_forms_of_the_usual_datasets(row, tests):
     assert suite_of(**row) == tests
+
+
+def apps(inputs: list, outputs: list) -> dict:
+    return {"inputs": inputs, "outputs": outputs, "fn_name": "f"}
+
+
+@catalogue(
+    "inputs, outputs, arguments, expected",
+    [
+        (["1\n2", "3\n4\n"], ["3", "7"], [(1, 2), (3, 4)], [(3,), (7,)]),
+        (["[1, 2]"], ["[3]"], [([1, 2],)], [([3], 3)]),
+        (['"ab"', '"12"'], ['"ba"', '"21"'], [("ab",), ("12",)], [("ba",), ("21",)]),
+        (['{"1": [2]}'], ["true"], [({1: [2]},)], [(True,)]),
+        (["ab", "12"], ["ba", "21"], [("ab",), ("12",)], [("ba",), ("21",)]),  # not all are JSON: plain text
+        (["12"], ["yes"], [("12",)], [("yes",)]),
+        (["", "12"], ["0", "2"], [("",), ("12",)], [("0",), ("2",)]),
+        (["12"], [2], [("12",)], [(2,)]),
+        ([["12"]], ["2"], [("12",)], [("2",)]),
+    ],
+)
+def test_texts_are_json_with_one_argument_per_line_if_all_tests_of_the_row_are(inputs, outputs, arguments, expected):
+    for column in ("answer", "input_output", "tests", "verification_info"):
+        given = apps(inputs, outputs)
+        row = {column: {"test_cases": given} if column == "verification_info" else json.dumps(given)}
+        tests = suite_of(**row)
+        assert [(test.arguments, test.expected) for test in tests] == list(zip(arguments, expected, strict=True))
+
+
+@catalogue(
+    "written, argument",
+    [
+        ({"1": 5, "-20": 6, "0": 7}, {1: 5, -20: 6, 0: 7}),
+        ({"1": {"2": 3}}, {1: {2: 3}}),
+        ({"1": {"a": 3}}, {1: {"a": 3}}),
+        *((kept, kept) for kept in ({"1": 5, "a": 6}, {"01": 5}, {"-0": 5}, {"1.0": 5}, {"9" * 5000: 5}, {})),
+        *((kept, kept) for kept in ({"a": {"1": 5}}, [{"1": 5}], "1")),
+    ],
+)
+def test_an_argument_gets_the_integer_keys_that_json_cannot_write(written, argument):
+    functional = {"input": json.dumps(written), "output": "1", "testtype": "functional", "fn_name": "f"}
+    call = {"input": [written], "output": 1, "type": "function_call", "fn_name": "f"}
+    for row in (
+        {"input_output": apps([[written]], [1])},
+        {"answer": apps([json.dumps(written)], ["1"])},
+        {"tests": [functional]},
+        {"verification_info": {"test_cases": [call]}},
+    ):
+        [test] = suite_of(**row)
+        assert test.arguments == (argument,)
+    [own] = suite_of(tests=[{"input": [written], "output": 1}], entry_point="f")
+    assert own.arguments == (written,)
+
+
+@pytest.mark.parametrize("dumped", [False, True])
+def test_an_answer_that_holds_tests_is_told_from_an_answer(dumped):
+    tests = apps([[1]], [2])
+    assert holds_tests(json.dumps(tests) if dumped else tests)
+    for answer in (None, 7, "", "7", "{1, 2}", "def f(): pass", {"x": 1}, {"inputs": [1]}, [tests]):
+        assert not holds_tests(json.dumps(answer) if dumped else answer)
 
 
 def test_columns_that_are_empty_do_not_count():

@@ -24,6 +24,7 @@ from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.reward_set import RewardSet, as_reward
 from posttrain.rewards.verifiers import BUILTINS
+from posttrain.verify.programs.suite import holds_tests
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -38,6 +39,7 @@ DECLARED: dict[str, Kind] = {
     "fuzzy_match": "literal",
     "regex": "format",
     "countdown": "exact",
+    "code": "code",
     **dict.fromkeys(("soft_overlong", "l1_exact", "l1_max", "cosine", "kimi_length", "arora_zanette"), "length"),
 }
 """The kinds of built-ins whose columns do not reveal it."""
@@ -221,6 +223,8 @@ def _inferred(component: Component, pool: WorkerPool, prompts: Sequence[Prompt],
     named = set(component.signature.named) - component.settings.keys()
     if tests := sorted(named & TEST_COLUMNS & prompts[0].columns.keys()):
         return "code", f"it takes the column {tests[0]!r}"
+    if "answer" in named and holds_tests(prompts[0].columns.get("answer")):
+        return "code", "it takes the column 'answer', which holds tests"
     if "answer" in named:
         return "exact", "it takes the gold answer"
     if component.signature.takes_any and _reads_gold(component, pool, prompts, options.seconds):

@@ -45,7 +45,8 @@ def reference_of(prompt: Prompt) -> str:
     """The complete reference program of a row, which has to pass; empty if the row has none."""
     columns: Mapping[str, Any] = prompt.columns
     code = next((columns[name] for name in REFERENCE_COLUMNS if isinstance(columns.get(name), str)), "")
-    if "entry_point" in columns and f"def {columns['entry_point']}" not in code:  # HumanEval: the body alone
+    name = str(columns.get("entry_point") or "").rpartition(".")[2]
+    if code and name and f"def {name}" not in code:  # HumanEval: the body alone
         code = prompt.text + code
     return code.replace("\r\n", "\n")
 

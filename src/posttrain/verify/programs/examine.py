@@ -81,11 +81,10 @@ def _task(program: str, test: Value | Call) -> dict[str, Any]:
 
 def _compare(test: Value | Call, given: Any, rules: Rules) -> Problem | None:
     if isinstance(test, Value):
-        given = _with_lists(given) if test.tuple_ok else given
-        holds = any(
-            same(expected, given, _equality(test, rules), tolerance=rules.tolerance) for expected in test.expected
-        )
-        wanted = short(test.expected[0])
+        given = _as_json(given) if test.tuple_ok else given
+        accepted = _as_json(test.expected) if test.tuple_ok else test.expected
+        holds = any(same(expected, given, _equality(test, rules), tolerance=rules.tolerance) for expected in accepted)
+        wanted = short(accepted[0])
     elif test.relation in ("true", "false"):
         holds, wanted = bool(given) is (test.relation == "true"), f"something that is {test.relation}"
     else:
@@ -105,11 +104,18 @@ def _equality(test: Value | Call, rules: Rules) -> Equality:
     return "float_ok" if rules.float_ok else "exact"
 
 
-def _with_lists(value: Any) -> Any:
-    """The value with all tuples replaced by lists, at any depth."""
+def _as_json(value: Any) -> Any:
+    """The value as JSON can write it: with lists for tuples, and with text for integers as keys, at any depth."""
     if isinstance(value, list | tuple):
-        return [_with_lists(item) for item in value]
-    return {key: _with_lists(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return [_as_json(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    written = {_written(key): _as_json(item) for key, item in value.items()}
+    return written if len(written) == len(value) else value  # {1: 2, "1": 3} is nothing that JSON can write
+
+
+def _written(key: Any) -> Any:
+    return str(key) if type(key) is int and key.bit_length() < 1_000 else key  # Python prints no larger numbers
 
 
 def _shown(test: Value | Call) -> str:

@@ -7,12 +7,14 @@
     verification_info                                                  open-r1: {"language", "test_cases"}
     answer                                                             verl: its ground truth, in the form of APPS
 
+In the form of APPS, a function's inputs and outputs may be JSON text, one argument per line (verl, LiveCodeBench).
 `tests` and the last three may be JSON text. A test without a function gives a program's standard input and output.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,6 +45,8 @@ COLUMNS = (
     "answer",
 )
 """The columns that define the tests."""
+_INTEGER = re.compile("0|-?[1-9][0-9]{0,99}")
+"""An integer as `json` writes it. Longer ones are no keys in earnest, and Python may refuse to read them."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class Value:
     expected: tuple[Any, ...]
     """The accepted values: APPS wraps some results in a list of one."""
     tuple_ok: bool = False
-    """True if a tuple may replace an expected list, because the data cannot express tuples (APPS)."""
+    """True if the test was written as JSON (APPS), which has no tuples and only text as keys: the result counts as the
+    expected one if JSON writes both alike."""
 
 
 Test = Stdio | Value | Call | Script
@@ -118,6 +123,15 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
     names = names_of(test for test in tests if isinstance(test, Call | Script))
     names += tuple(test.function for test in tests if isinstance(test, Value))
     return Suite(tuple(tests), entry_point or (names[0] if names else None), prompt)
+
+
+def holds_tests(answer: Any) -> bool:
+    """Whether the column `answer` holds the tests of its row, as in data for verl, and no answer."""
+    try:
+        given = _json(answer, "answer")
+    except DataError:
+        return False
+    return isinstance(given, Mapping) and {"inputs", "outputs"} <= given.keys()
 
 
 def _check_values(tests: Sequence[Test]) -> None:
@@ -189,8 +203,8 @@ def _case(case: Any, entry_point: str | None) -> Test:
             )
         return Stdio(given, expected)
     if kind == "functional" and isinstance(given, str):
-        lines = [_json(line, "an argument") for line in given.split("\n") if line.strip()]
-        return Value(function, tuple(lines), {}, (_json(expected, "an expected value"),), tuple_ok=True)
+        arguments = tuple(map(_with_integer_keys, _arguments(given)))
+        return Value(function, arguments, {}, (_json(expected, "an expected value"),), tuple_ok=True)
     if kind == "function_call":
         return _apps_value(function, given, expected)
     keywords = dict(case.get("kwargs") or {})
@@ -214,16 +228,41 @@ def _apps(cases: Any, entry_point: str | None) -> list[Test]:
     if not isinstance(inputs, list) or not isinstance(outputs, list) or len(inputs) != len(outputs) or not inputs:
         raise DataError(given="inputs and outputs that do not pair up", allowed="two lists of one length, at least 1")
     function = cases.get("fn_name") or entry_point
-    pairs = zip(inputs, outputs, strict=True)
+    pairs = list(zip(inputs, outputs, strict=True))
     if function is None:
         return [Stdio(_joined(given), _joined(expected)) for given, expected in pairs]
-    return [_apps_value(function, given, expected) for given, expected in pairs]
+    return [_apps_value(function, given, expected) for given, expected in _from_json(pairs)]
+
+
+def _from_json(pairs: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
+    """Read arguments and results from JSON, as verl and LiveCodeBench write them, if all tests of the row are JSON.
+
+    Else they stand for themselves, so that a function of text gets "12" if another test of its row gives it "ab".
+    """
+    if not all(isinstance(text, str) and text.strip() for pair in pairs for text in pair):
+        return pairs
+    try:
+        return [(_arguments(given), _json(expected, "an expected value")) for given, expected in pairs]
+    except DataError:
+        return pairs
+
+
+def _arguments(text: str) -> list[Any]:
+    """The arguments in a text: one JSON value per line."""
+    return [_json(line, "an argument") for line in text.split("\n") if line.strip()]
 
 
 def _apps_value(function: str, given: Any, expected: Any) -> Value:
     wrapped = isinstance(expected, list) and len(expected) == 1
-    arguments = tuple(given) if isinstance(given, list) else (given,)
+    arguments = tuple(map(_with_integer_keys, given if isinstance(given, list) else [given]))
     return Value(function, arguments, {}, (expected, expected[0]) if wrapped else (expected,), tuple_ok=True)
+
+
+def _with_integer_keys(value: Any) -> Any:
+    """A dictionary with integers as keys if JSON may have made text of them; any other value as it is."""
+    if not isinstance(value, dict) or not all(isinstance(key, str) and _INTEGER.fullmatch(key) for key in value):
+        return value
+    return {int(key): _with_integer_keys(item) for key, item in value.items()}
 
 
 def _joined(lines: Any) -> str:
