@@ -122,8 +122,8 @@ class Builtin:
     runner: Callable[[Mapping[str, Any]], Runner] | None = None
     """Makes, from the settings, a runner that judges in its own processes instead of a worker."""
     verifies: bool | None = None
-    """Does a score of 1 mean that the answer is right? False: the score is about its form or length. None: it depends, as
-    for an environment and for functions of users."""
+    """Does a score of 1 mean that the answer is right? False: the score is about its form or length. None: it depends,
+    as for an environment and for functions of users."""
 
     @property
     def needed_settings(self) -> list[str]:

@@ -145,7 +145,9 @@ def test_requests_go_out_side_by_side_up_to_the_limit(judged, server):
 
 
 @pytest.mark.parametrize(
-    "raw", [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": "hi"}]}', b"\xff\xfe"]
+    "raw",
+    [b"<html>", b"[]", b'{"choices": []}', b'{"choices": [{"message": "hi"}]}', b"\xff\xfe"]
+    + [b'{"choices": [{"message": {"content": [%s]}}]}' % part for part in (b"1", b'{"type": "text"}', b'{"text": 1}')],
 )
 def test_what_is_no_completion_is_a_failure(score, server, raw):
     server.raw = raw
@@ -188,6 +190,33 @@ def test_without_a_verdict_the_answers_are_unscored_and_counted(score, server):
     assert len(server.requests) == 4
 
 
+def test_if_the_second_question_fails_its_failure_is_told(score, server):
+    server.rule = lambda texts: "Hard to say."
+    server.faults = {2: (400, {}), 3: (400, {})}
+    scores = score(PAIR)
+    assert 'returned 400: {"error": "not now"}' in scores.failures[0].message
+    assert [reply.text for reply in replies(scores)] == ["Hard to say."] * 2
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [{"type": "text", "text": "Fine.\nScore: 4"}],
+        [{"text": "Fine.\n"}, {"type": "text", "text": "Score: 4"}],
+        [
+            {"type": "thinking", "thinking": [{"type": "text", "text": "Score: 1"}]},
+            {"type": "text", "text": "Score: 4"},
+        ],
+    ],
+    ids=["one", "two", "reasoning"],
+)
+def test_a_reply_in_parts_is_their_text(score, server, parts):
+    server.rule = lambda texts: parts
+    scores = score(["an answer"], mode="score")
+    assert scores.rewards_PG == [[0.8]]
+    assert replies(scores)[0].text.endswith("Score: 4")
+
+
 def test_one_unreadable_comparison_does_not_take_the_others_with_it(score, server):
     server.rule = lambda texts: (
         "Hm."
@@ -218,8 +247,9 @@ def test_the_key_comes_from_the_environment_and_stays_there(score, server, monke
         b"x" * 76 + b"sk-secret",
         json.dumps({"choices": [{"message": {"content": "sk-secret is invalid"}}]}).encode(),
         rb'{"choices": [{"message": {"content": "\u0073k-secret"}}]}',
+        b'{"choices": [{"message": {"content": ""}, "finish_reason": "sk-secret"}]}',
     ],
-    ids=["no completion", "cut within the key", "completion", "escaped"],
+    ids=["no completion", "cut within the key", "completion", "escaped", "reason"],
 )
 def test_a_server_that_repeats_the_key_with_status_200_does_not_bring_it_to_disk(
     score, server, monkeypatch, tmp_path, body

@@ -8,6 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.rewards.judge.server import longer_wins
 from tests.rewards.rollouts import completion, prompt
 
 from posttrain.rewards.judge import judge_metrics
@@ -69,6 +70,53 @@ def test_failures_and_missing_verdicts_are_not_kept_as_such(score, server):
     assert score(PAIR).rewards_PG == [[1.0, 0.0]]
 
 
+def body(content, **more):
+    """A completion that ended for this reason, or with these further fields of the message."""
+    reason = more.pop("finish_reason", "stop")
+    return json.dumps({"choices": [{"message": {"content": content, **more}, "finish_reason": reason}]}).encode()
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (body("Hard to say."), "its reply ends with 'Hard to say. Hard to say.'"),
+        (body(None), "its reply is empty"),
+        (body(None, reasoning_content="Hm", finish_reason="length"), "empty (finish_reason length): raise judge.max_"),
+        (body("First, I", finish_reason="length"), "First, I' (finish_reason length): raise judge.max_tokens, or turn"),
+        (body("", finish_reason="content_filter"), "its reply is empty (finish_reason content_filter)"),
+        (body(None, refusal="I cannot help."), "its reply ends with 'I cannot help. I cannot help.'"),
+    ],
+    ids=["evades", "empty", "reasoned only", "cut", "filtered", "refused"],
+)
+def test_a_reply_without_verdict_says_why_and_is_not_kept(score, server, tmp_path, raw, told):
+    """Once the server behind the same name is mended, it is asked again."""
+    server.raw = raw
+    assert told in score(PAIR).failures[0].message
+    assert files(tmp_path / "cache") == []
+    server.raw = None
+    assert score(PAIR).rewards_PG == [[1.0, 0.0]]
+
+
+def test_what_earlier_versions_kept_without_a_verdict_is_asked_again(judged, score, server, tmp_path):
+    earlier = judged()
+    earlier.components[0].judge.asks.is_final = lambda text: True
+    server.rule = lambda texts: "Hard to say."
+    earlier.score([prompt(7)], [[completion(text) for text in PAIR]])
+    assert len(files(tmp_path / "cache")) == 4
+    server.rule = longer_wins
+    assert score(PAIR).rewards_PG == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("first", ["Hard to say.", "", "<think>The first is"])
+def test_a_verdict_that_came_when_asked_again_is_kept_with_the_first_reply(score, server, first):
+    server.rule = lambda texts: first if texts["turns"] == "1" else "Verdict: tie"
+    once, again = score(PAIR), score(PAIR)
+    assert once.rewards_PG == again.rewards_PG == [[0.5, 0.5]]
+    assert len(server.requests) == 4
+    assert [r.text for r in once.judgements[0].replies] == [r.text for r in again.judgements[0].replies]
+    assert float(judge_metrics(again.judgements)["judge/cached"]) == 1.0
+
+
 def test_the_cache_lies_where_it_is_told_to(score, tmp_path, server):
     score(PAIR)
     assert len(files(tmp_path / "cache" / "judgements")) == 2
@@ -78,10 +126,11 @@ def test_the_cache_lies_where_it_is_told_to(score, tmp_path, server):
     assert len(server.requests) == 6
 
 
-def test_a_damaged_file_is_asked_for_again(score, tmp_path, server):
+@pytest.mark.parametrize("content", ['{"te', "[]", '{"text": null}', '{"text": 5}'])
+def test_a_damaged_file_is_asked_for_again(score, tmp_path, server, content):
     score(PAIR)
     damaged, whole = files(tmp_path / "cache")
-    damaged.write_text('{"te')
+    damaged.write_text(content)
     assert score(PAIR).rewards_PG == [[1.0, 0.0]]
     assert len(server.requests) == 3
     assert json.loads(damaged.read_text())["text"]

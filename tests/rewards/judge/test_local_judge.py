@@ -56,6 +56,7 @@ def test_a_model_folder_answers_and_a_random_one_gives_no_verdict(folder):
     scores = score(["one", "two"], model=str(folder))
     assert all(said(scores))
     assert scores.scored_PG == [[False, False]]
+    assert "(finish_reason length): raise judge.max_tokens" in scores.failures[0].message
     assert float(judge_metrics(scores.judgements)["judge/unparsable"]) == 1.0
 
 

@@ -161,7 +161,8 @@ class Endpoint:
         """The reply in the body. If the endpoint does not count tokens, four bytes count as one token."""
         try:
             reply = json.loads(content)
-            text = reply["choices"][0]["message"].get("content") or ""
+            choice = reply["choices"][0]
+            text = _spoken(choice["message"])
             usage = reply.get("usage") or {}
         except (ValueError, LookupError, TypeError, AttributeError):
             shown = self.without_key(content.decode(errors="replace"))[:80]
@@ -169,7 +170,7 @@ class Endpoint:
         tokens = usage.get("total_tokens")
         tokens = tokens if isinstance(tokens, int) else (sent + len(text.encode())) // 4
         self.budget.add_tokens(tokens)
-        return Reply(text=str(text), tokens=tokens)
+        return Reply(text=text, tokens=tokens, finish_reason=str(choice.get("finish_reason") or ""))
 
     def _refusal(self, error: urllib.error.HTTPError) -> _Failure:
         status = error.code
@@ -238,8 +239,8 @@ class _Shift:
             reply = self.endpoint.ask(self.conversations[place], self.over, self.refused)
         except Exception as error:  # a thread that dies must not leave its question open until the deadline
             reply = Reply(error=f"{type(error).__name__}: {error}")
-        hide = self.endpoint.without_key
-        self.done.put((place, replace(reply, text=hide(reply.text), error=hide(reply.error))))
+        said = {name: self.endpoint.without_key(getattr(reply, name)) for name in ("text", "error", "finish_reason")}
+        self.done.put((place, replace(reply, **said)))
         return True
 
 
@@ -252,6 +253,20 @@ def seed_of(conversation: Conversation) -> int:
     """The sampling seed of a question: a pure function of its messages and of the number of the judgement."""
     text = json.dumps([conversation.messages, conversation.sample])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
+
+
+def _spoken(message: dict[str, Any]) -> str:
+    """The text of a message: its content, as text or in parts, else its refusal. Reasoning is no part of it.
+
+    >>> _spoken({"content": [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Score: 4"}]})
+    'Score: 4'
+    >>> _spoken({"content": None, "refusal": "I cannot help."}), _spoken({"content": None})
+    ('I cannot help.', '')
+    """
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(part["text"] for part in content if part.get("type", "text") == "text")
+    return str(content or message.get("refusal") or "")
 
 
 def _key(name: str | None) -> str:

@@ -2,17 +2,20 @@
 
 Replies are cached on disk by the content of the question, and runs share them:
 
-    <folder>/3f/3f9c...json     {"text": ..., "tokens": ...}
+    <folder>/3f/3f9c...json     {"text": ..., "tokens": ..., "finish_reason": ..., "asked_again": ...}
 
 The name is a hash of the judge (endpoint and model, or the weights), the messages, the sampling settings and the number
-of the judgement. Files are written under another name and then renamed, so that a reader never sees a partial file.
+of the judgement. An endpoint's reply is kept if it led to a verdict: the server may be mended behind the same name, and
+the questions that it left open are asked again. `asked_again`: the verdict is in the reply to the second question.
+
+Files are written under another name and then renamed, so that a reader never sees a partial file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -57,7 +60,7 @@ class Judge:
         self.mode = Mode(name=settings.mode, template=template, settings=settings)
         self.backend = _backend(settings, folder, device)
         sampling = {name: getattr(settings, name) for name in ("temperature", "top_p", "max_tokens", "request")}
-        self.asks = Cached(self.backend, _cache(settings.cache), sampling)
+        self.asks = Cached(self.backend, _cache(settings.cache), sampling, self._is_final)
 
     def bind_policy(self, sampler: Judging, template_kwargs: Mapping[str, Any]) -> None:
         """Set the sampler whose current weights judge, for `model: policy`. Other judges ignore it."""
@@ -148,8 +151,14 @@ class Judge:
         silent = [place for place, reply in enumerate(replies) if reply.verdict is None and not reply.error]
         once_more = [_once_more(questions[place], replies[place].text, ASK_AGAIN[self.mode.name]) for place in silent]
         for place, second in zip(silent, map(self._read, self.asks.answer(once_more)), strict=True):
+            if second.verdict is not None and not replies[place].cached:
+                self.asks.keep(questions[place], replies[place])
             replies[place] = _together(replies[place], second)
         return replies
+
+    def _is_final(self, text: str) -> bool:
+        """Would the same question get this reply again? A local model repeats itself, so it may lack a verdict."""
+        return not self.is_remote or self.mode.parse(text) is not None
 
     def _read(self, reply: Reply) -> Reply:
         return reply if reply.error else replace(reply, verdict=self.mode.parse(reply.text))
@@ -187,10 +196,13 @@ def _once_more(question: Conversation, text: str, request: str) -> Conversation:
 
 
 def _together(first: Reply, second: Reply) -> Reply:
-    """One reply from two: both texts, their total cost, and the verdict of the second."""
+    """One reply from two: both texts, their total cost, and the verdict or the error of the second."""
+    reasons = (first.finish_reason, second.finish_reason)
     return Reply(
         text=f"{first.text}\n\n{second.text}" if second.text else first.text,
+        error=second.error,
         verdict=second.verdict,
+        finish_reason="length" if "length" in reasons else second.finish_reason,
         seconds=first.seconds + second.seconds,
         calls=first.calls + second.calls,
         tokens=first.tokens + second.tokens,
@@ -240,16 +252,26 @@ def _reason(score: float, own: Sequence[Share], text: str) -> str:
 
 
 def _without_verdict(judgement: Judgement) -> str:
-    last = next((reply.text for reply in judgement.replies if reply.verdict is None), "")
-    return f"the judge gave no verdict when asked twice; its reply ends with {' '.join(last.split())[-80:]!r}"
+    """What the judge said instead of a verdict, and why it ended there if the server says so."""
+    last = next(reply for reply in judgement.replies if reply.verdict is None)
+    said = " ".join(last.text.split())[-80:]
+    why = "" if last.finish_reason in ("", "stop", "eos") else f" (finish_reason {last.finish_reason})"
+    if last.finish_reason == "length":
+        why += ": raise judge.max_tokens, or turn the judge's reasoning off"
+    shown = f"its reply ends with {said!r}" if said else "its reply is empty"
+    return f"the judge gave no verdict when asked twice; {shown}{why}"
 
 
 class Cached:
     """A backend that is asked only those questions whose replies are not on disk."""
 
-    def __init__(self, backend: Backend, folder: Path | None, sampling: Mapping[str, Any]) -> None:
-        """A `folder` of None keeps nothing. `sampling` has the other settings that influence a reply."""
-        self.backend, self.folder, self.sampling = backend, folder, dict(sampling)
+    def __init__(
+        self, backend: Backend, folder: Path | None, sampling: Mapping[str, Any], is_final: Callable[[str], bool]
+    ) -> None:
+        """A `folder` of None keeps nothing. `sampling` has the other settings that influence a reply.
+
+        A reply is kept as it arrives if its text `is_final`; `keep` keeps it later."""
+        self.backend, self.folder, self.sampling, self.is_final = backend, folder, dict(sampling), is_final
 
     def answer(self, conversations: Sequence[Conversation]) -> list[Reply]:
         """One reply per conversation, in order. Equal questions are asked once. Failures are not kept."""
@@ -260,7 +282,7 @@ class Cached:
         open_keys = sorted(places, key=places.__getitem__)
 
         def keep(place: int, reply: Reply) -> None:
-            if identity is not None and not reply.error:
+            if identity is not None and not reply.error and self.is_final(reply.text):
                 self._write(open_keys[place], reply)
 
         asked = self.backend.answer([conversations[places[key]] for key in open_keys], keep) if open_keys else []
@@ -269,6 +291,12 @@ class Cached:
             kept[key] if key in kept else found[key] if places[key] == place else _again(found[key])
             for place, key in enumerate(keys)
         ]
+
+    def keep(self, conversation: Conversation, reply: Reply) -> None:
+        """Keep a reply whose verdict came when the judge was asked again."""
+        identity = self.backend.identity() if self.folder is not None else None
+        if identity is not None:
+            self._write(self._key(identity, conversation), reply, asked_again=True)
 
     def _key(self, identity: str, conversation: Conversation) -> str:
         content = json.dumps([identity, conversation.messages, conversation.sample, self.sampling], sort_keys=True)
@@ -279,17 +307,22 @@ class Cached:
         return self.folder / key[:2] / f"{key}.json"
 
     def _read(self, key: str) -> Reply | None:
+        """The kept reply. Earlier versions also kept what led to no verdict; such a file is no reply."""
         try:
-            return Reply(text=json.loads(self._path(key).read_bytes())["text"], cached=True)
-        except (OSError, ValueError, LookupError, TypeError):
+            saved = json.loads(self._path(key).read_bytes())
+            text, reason = saved["text"], saved.get("finish_reason", "")
+            is_kept = saved.get("asked_again", False) or self.is_final(text)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return None
+        return Reply(text=text, finish_reason=reason, cached=True) if is_kept else None
 
-    def _write(self, key: str, reply: Reply) -> None:
+    def _write(self, key: str, reply: Reply, *, asked_again: bool = False) -> None:
         """Cache a reply if possible. A failed write costs another question later, and never the run."""
+        saved = {name: getattr(reply, name) for name in ("text", "tokens", "finish_reason")}
         with suppress(OSError, DoesNotFit):
-            write_atomically(self._path(key), json.dumps({"text": reply.text, "tokens": reply.tokens}))
+            write_atomically(self._path(key), json.dumps({**saved, "asked_again": asked_again}))
 
 
 def _again(reply: Reply) -> Reply:
     """The reply to a question that occurs again within one call."""
-    return reply if reply.error else Reply(text=reply.text, cached=True)
+    return reply if reply.error else Reply(text=reply.text, finish_reason=reply.finish_reason, cached=True)

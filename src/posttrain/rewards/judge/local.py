@@ -110,7 +110,8 @@ class LocalJudge:
         seconds = (time.perf_counter() - started) / max(1, len(prompts))
         for place, prompt, (completion,) in zip(fits, prompts, groups, strict=True):
             tokens = len(prompt.ids) + len(completion.ids)
-            rows[place] = Reply(text=completion.text, tokens=tokens, calls=1, seconds=seconds)
+            reason = completion.finish_reason
+            rows[place] = Reply(text=completion.text, tokens=tokens, calls=1, seconds=seconds, finish_reason=reason)
             keep(place, rows[place])  # type: ignore[arg-type]
         return rows  # type: ignore[return-value]
 

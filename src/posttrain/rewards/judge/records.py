@@ -28,7 +28,7 @@ class Reply:
     text: str = ""
     """Raw text of the judge."""
     error: str = ""
-    """The reason why there is no text."""
+    """The reason why there is no text, or none to the second question."""
     verdict: Verdict | None = None
     """The verdict in the text; None if there is no verdict or no text."""
     seconds: float = 0.0
@@ -37,6 +37,8 @@ class Reply:
     tokens: int = 0
     """Tokens of prompt and reply, as the endpoint counts them."""
     cached: bool = False
+    finish_reason: str = ""
+    """Why the reply ended, as the endpoint or the sampler says it: `length` if it was cut at `judge.max_tokens`."""
 
 
 class Backend(Protocol):

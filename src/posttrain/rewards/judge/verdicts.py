@@ -1,4 +1,4 @@
-"""Read the verdict from a judge's reply: from its last line, or from a reply that is one JSON object."""
+"""Read the verdict from a judge's reply: from its last line, or from the JSON object that ends it."""
 
 from __future__ import annotations
 
@@ -48,16 +48,26 @@ def points(text: str) -> Verdict | None:
 
 
 def _last_word(text: str, name: str) -> str:
-    """The value of `name` in a reply that is a JSON object, else in its last line `name: value`; else empty."""
+    """The value of `name` in the JSON object that ends a reply, else in its last line `name: value`; else empty."""
     text = after_reasoning(text)
     fence = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", text, re.DOTALL)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    for candidate in ((fence[1] if fence else text), *lines[-1:]):
+    for candidate in ((fence[1] if fence else text), _last_object(text), *lines[-1:]):
         if (value := _in_json(candidate, name)) is not None:
             return value
     line = rf"[*_`]*{name}[*_`\s]*:[*_`\s]*(.+?)[*_`\s]*\.?[*_`\s]*"
     found = re.fullmatch(line, lines[-1], re.IGNORECASE) if lines else None
     return found[1] if found else ""
+
+
+def _last_object(text: str) -> str:
+    """The text from the last line that begins with a brace, without the end of a code fence.
+
+    >>> _last_object('My verdict:\\n```json\\n{\\n  "score": 4\\n}\\n```')
+    '{\\n  "score": 4\\n}'
+    """
+    text = text.removesuffix("```").rstrip()
+    return text[text.rfind("\n{") + 1 :]
 
 
 def _in_json(text: str, name: str) -> str | None:
