@@ -332,3 +332,67 @@ def test_nulls_that_are_written_stay(write, tmp_path):
     call = found["messages"][1]["tool_calls"][0]["function"]
     assert call["arguments"] == {"city": None, "n": [None]}
     assert row.values["info"] == {"a": None, "b": [None]}
+
+
+def program_row(value, other):
+    """Columns with a dictionary at every place of a test where one may be, and with an expected null."""
+    pair = {"inputs": [[value], [value, {"n": 5}]], "outputs": [value, None], "fn_name": "f"}
+    cases = [
+        {"input": value, "output": [value]},
+        {"args": [value], "kwargs": value, "expected": value},
+        {"inputs": [[value]], "outputs": None},
+        {"stdin": "1", "stdout": "2", "expected_output": other},
+    ]
+    return {
+        "tests": cases,
+        "input_output": pair,
+        "verification_info": {"language": "python", "test_cases": cases},
+        "answer": pair,
+        "reward_model": {"ground_truth": pair},
+    }
+
+
+def same(value):
+    """The value with each test as the names that have a value: Arrow gives all tests the same names."""
+    if isinstance(value, dict):
+        return {key: same(one) for key, one in value.items() if one is not None}
+    return [same(one) for one in value] if isinstance(value, list) else value
+
+
+def from_arrow(form, rows, folder):
+    """The rows after Arrow has held them."""
+    if form == "parquet":
+        parquet.write_table(pa.Table.from_pylist(rows), folder / "rows.parquet")
+        return [row.values for row in read_rows(str(folder / "rows.parquet"))]
+    found: Any = datasets.Dataset.from_list(rows)
+    return [row.values for row in given_rows(found)]
+
+
+@pytest.mark.parametrize("form", ["parquet", "in memory"])
+def test_tests_from_arrow_have_their_own_arguments_and_results_only(form, tmp_path):
+    rows = [program_row({"a": 1, "in": {"x": 1}}, "3"), program_row({"b": 2, "in": {"y": [2]}}, None)]
+    read = from_arrow(form, rows, tmp_path)
+    assert same(read) == same(rows)
+    for found, row in zip(read, rows, strict=True):
+        for name in ("input_output", "answer", "reward_model"):
+            assert found[name] == row[name]
+        for tests in (found["tests"], found["verification_info"]["test_cases"]):
+            assert tests[0]["input"] == row["tests"][0]["input"]
+            assert tests[2]["outputs"] is None
+
+
+def test_a_keyword_that_a_test_of_the_row_gives_stays_as_null(tmp_path):
+    rows = [
+        {"tests": [{"input": {"root": [1], "k": 1}, "output": 1}, {"input": {"root": None, "k": 2}, "output": 2}]},
+        {"tests": [{"fn_name": "f", "input": {"a": 1}, "output": 1}, {"fn_name": "g", "input": {"b": 1}, "output": 1}]},
+    ]
+    first, second = from_arrow("parquet", rows, tmp_path)
+    assert [test["input"] for test in first["tests"]] == [{"root": [1], "k": 1}, {"root": None, "k": 2}]
+    assert [test["input"] for test in second["tests"]] == [{"a": 1}, {"b": 1}]
+
+
+def test_nulls_in_tests_stay_if_they_are_text_or_not_from_arrow(write, tmp_path):
+    row = {"tests": [{"input": {"a": None}, "output": {"b": None}, "kwargs": {"c": None}}]}
+    assert read_rows(str(write("rows.jsonl", jsonl(row))))[0].values == row
+    text = {"tests": json.dumps(row["tests"]), "other": {"input": {"a": None}}}
+    assert from_arrow("parquet", [text], tmp_path) == [text]

@@ -364,21 +364,51 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 
 _CALLS = ("tools", "tool_calls", "function_call")
+_INPUTS = ("input", "inputs", "args", "stdin")
+_IN_TESTS = (*_CALLS, *_INPUTS, "kwargs", "output", "outputs", "expected", "expected_output", "stdout")
+_IN_PAIRS = (*_CALLS, "inputs", "outputs")
+"""Names in tests of programs whose values go to the program, or are compared with what it gives."""
+_BEGINS = dict.fromkeys(("tests", "verification_info"), _IN_TESTS) | dict.fromkeys(
+    ("input_output", "answer", "ground_truth"), _IN_PAIRS
+)
+"""The columns with tests of programs, and the names in them whose objects have fillings."""
 
 
-def without_fillings(value: Any, *, inside: bool = False) -> Any:
-    """A value of a row without the keys with null inside tools and tool calls. Arrow, in which Parquet and `datasets`
-    hold rows, gives all objects of a column the same keys: a call gets the arguments of other calls, as null.
+def without_fillings(value: Any, *, names: Sequence[str] = _CALLS, inside: bool = False) -> Any:
+    """A value of a row without the keys with null inside tools, tool calls and the values of tests. Arrow, in which
+    Parquet and `datasets` hold rows, gives all objects of a column the same keys: a call gets the arguments of other
+    calls, as null.
 
     >>> without_fillings({"answer": None, "tool_calls": [{"name": "f", "arguments": {"x": 1, "of_g": None}}]})
     {'answer': None, 'tool_calls': [{'name': 'f', 'arguments': {'x': 1}}]}
+    >>> without_fillings({"tests": [{"input": {"x": 1, "of_g": None}, "output": None}]})
+    {'tests': [{'input': {'x': 1}, 'output': None}]}
     """
     if isinstance(value, dict):
         kept = {key: one for key, one in value.items() if not (inside and one is None)}
-        return {key: without_fillings(one, inside=inside or key in _CALLS) for key, one in kept.items()}
+        return {
+            key: without_fillings(one, names=_BEGINS.get(key, names), inside=inside or key in names)
+            for key, one in kept.items()
+        }
     if isinstance(value, list):
-        return [without_fillings(one, inside=inside) for one in value]
+        found = [without_fillings(one, names=names, inside=inside) for one in value]
+        return _with_own_keywords(found) if names is _IN_TESTS and not inside else found
     return value
+
+
+def _with_own_keywords(tests: list[Any]) -> list[Any]:
+    """The tests of a row, in which a keyword that one of them gives a value is null in the others: they call the same
+    function, so it is no filling."""
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for test in tests:
+        for name in _INPUTS:
+            if isinstance(test, dict) and isinstance(test.get(name), dict):
+                calls.setdefault(f"{name} of {test.get('fn_name')}", []).append(test[name])
+    for given in calls.values():
+        for keyword in dict.fromkeys(keyword for one in given for keyword in one):
+            for one in given:
+                one.setdefault(keyword, None)
+    return tests
 
 
 def _as_row(values: Any, origin: str) -> Row:

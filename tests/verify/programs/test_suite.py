@@ -208,6 +208,22 @@ def test_columns_that_are_empty_do_not_count():
     )
 
 
+INPUTS = ("input", "inputs", "args", "stdin")
+OUTPUTS = ("output", "outputs", "expected", "expected_output", "stdout")
+
+
+@catalogue("given, expected", [(given, expected) for given in INPUTS for expected in OUTPUTS])
+def test_names_with_null_do_not_hide_the_name_with_a_value(given, expected):
+    """Parquet gives each test the names of all tests."""
+    others = dict.fromkeys((*INPUTS, *OUTPUTS, "kwargs", "fn_name", "type", "testtype", "metadata"))
+    test, null = others | {given: [1], expected: 2}, others | {given: [1]}
+    assert suite_of(tests=[test, null], entry_point="f") == (
+        Value("f", (1,), {}, (2,)),
+        Value("f", (1,), {}, (None,)),
+    )
+    assert suite_of(verification_info={"language": None, "test_cases": [test]}, entry_point="f")
+
+
 @catalogue(
     "row, message",
     [

@@ -106,7 +106,7 @@ def read_suite(row: Mapping[str, Any], *, bare: bool = True) -> Suite:
         tests += _apps(_json(given["input_output"], "input_output"), entry_point)
     if "verification_info" in given:
         info = _json(given["verification_info"], "verification_info")
-        if isinstance(info, Mapping) and info.get("language", "python") not in PYTHON:
+        if isinstance(info, Mapping) and (info.get("language") or "python") not in PYTHON:
             raise DataError(given=f"tests for programs in {info['language']}", allowed="Python")
         tests += _cases(info.get("test_cases") if isinstance(info, Mapping) else info, entry_point, given)
     if not tests and str(given.get("answer")).lstrip().startswith("{"):  # not a reference solution
@@ -214,9 +214,10 @@ def _case(case: Any, entry_point: str | None) -> Test:
 
 
 def _first(case: Mapping[str, Any], *names: str) -> Any:
-    for name in names:
-        if name in case:
-            return case[name]
+    """The value under the first of the names that has one. A name with null counts only if no other name has a value:
+    Parquet and `datasets` give each test the names of all tests."""
+    if found := [case[name] for name in names if name in case]:
+        return next((value for value in found if value is not None), None)
     raise DataError(given=f"a test without {names[0]}: {str(case)[:80]}", allowed=" or ".join(names))
 
 
