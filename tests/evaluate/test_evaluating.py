@@ -81,6 +81,29 @@ def test_a_bonus_that_is_paid_for_wrong_answers_makes_none_right(folder, data, b
     assert found.to_json()["verifiers"] == ["exact_match"]
 
 
+def test_a_verifier_behind_a_shut_gate_decides_nothing(folder):
+    def odd(completion, row):
+        return float(row % 2)
+
+    def even(completion, row):
+        return float(row % 2 == 0)
+
+    rows = [{"prompt": prompt, "answer": "", "row": row} for row, prompt in enumerate(["ab", "cd", "ef", "gh"])]
+    answers = [record.greedy.text for record in evaluate(folder, rows, odd, k=0, max_completion_length=4).records]
+    rows = [row | {"answer": text} for row, text in zip(rows, answers, strict=True)]
+    rewards = [
+        Reward(function=odd, weight=0),
+        Reward(function=even, weight=0),
+        Reward(name="exact_match", gate="odd"),
+        Reward(name="exact_match", label="other", gate="even"),
+    ]
+    found = evaluate(folder, rows, rewards, k=0, max_completion_length=4)
+    assert found.verifiers == ("exact_match", "other")
+    assert found.greedy_accuracy.mean == found.greedy_score.mean == 1
+    shut = [Reward(function=odd, weight=0), Reward(name="exact_match", gate="odd")]
+    assert evaluate(folder, rows, shut, k=0, max_completion_length=4).greedy_accuracy.mean == 0.5
+
+
 def test_of_two_own_rewards_nobody_knows_which_tells_what_is_right(folder, data):
     def never(completion):
         return 0.0

@@ -277,6 +277,13 @@ def test_a_verifier_decides_what_is_called_right(before, after, right, measure):
     assert all(f", {right[1] / 64:.0%} (" in one for one in said)
 
 
+def test_shares_of_right_answers_that_were_counted_differently_are_not_compared():
+    run = graded([1.0] * 64, [1.2] * 32 + [0.2] * 32, (64, 32))
+    run.evaluation["baseline"].pop("verifiers")  # as an earlier version wrote it
+    assert verdict(run).measure == "score"
+    assert not any("Right answers" in one for one in verdict(run).sentences)
+
+
 @pytest.mark.parametrize(("before", "after"), [(0, 0), (0, 40), (12, 0), (0, 64), (64, 64), (3, 50)])
 def test_of_rewards_that_are_0_or_1_the_accuracy_decides(before, after):
     run = graded(*([1.0] * right + [0.0] * (64 - right) for right in (before, after)))

@@ -155,7 +155,9 @@ def _answers(
 ) -> list[list[Answer]]:
     """Return `[P][1 + samples]` answers: completions with their scores. The check scores the first of each group."""
 
-    counted = scores.counted
+    def counted(label: str, p: int, g: int) -> float | None:
+        gate = scores.is_open.get(label)
+        return scores.parts[label][p][g] if gate is None or gate[p][g] else None
 
     def answer(p: int, g: int, completion: Completion) -> Answer:
         verdicts = {label: given[p][g] for label, given in scores.verdicts.items()}
@@ -168,7 +170,7 @@ def _answers(
             reasons={label: verdict.reason for label, verdict in verdicts.items() if verdict is not None},
             check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
             vote=normalise(vote(completion.text, verdicts)),
-            right=rewards.is_right({label: values[p][g] for label, values in counted.items()}),
+            right=rewards.is_right({label: counted(label, p, g) for label in scores.parts}),
         )
 
     return [[answer(p, g, completion) for g, completion in enumerate(group)] for p, group in enumerate(groups)]

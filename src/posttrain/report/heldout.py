@@ -117,7 +117,8 @@ def full_marks(evaluation: Mapping[str, Any]) -> Span | None:
 
 def full_mark_sentences(measure: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     """Say how many answers were right, or got a score of 1, if the verdict is about a score."""
-    if measure != "score" or not (full_marks(before) or full_marks(after)):
+    alike = verifiers_of(before) == verifiers_of(after)  # earlier versions counted another way
+    if measure != "score" or not alike or not (full_marks(before) or full_marks(after)):
         return []
     old, new = (span(mapping(side.get("greedy")).get("accuracy")) for side in (before, after))
     if old is None or new is None:

@@ -117,7 +117,7 @@ class RewardSet:
         return tuple(verifying) or (() if len(unknown or formal) == 1 else None)
 
     def is_right(self, parts: Mapping[str, float | None]) -> bool:
-        """Do these scores, by label and after gates, mean that the answer is right?
+        """Do these scores, by label and None behind a shut gate, mean that the answer is right?
 
         The verifiers decide: a bonus for the form makes no answer right, and a penalty makes none wrong. If no verifier
         applies to the answer, rewards that are not about form or length decide, and those last. All must give 1.
