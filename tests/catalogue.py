@@ -25,8 +25,9 @@ def catalogue(names: str, members: Iterable[Any], ids: Iterable[object] | Callab
     """Decorate a test so that it runs once per member, with the member's values as the arguments `names`
     (comma-separated).
 
-    The test's other arguments stay fixtures, and all members share them. Do not use it for tests that write into
-    `tmp_path`. Below `hypothesis.given`, all members get the same examples, each drawn once.
+    The test's other arguments stay fixtures, and all members share them: in `tmp_path`, a member must overwrite every
+    file that it reads, or have files of its own. Below `hypothesis.given`, all members get the same examples, each
+    drawn once.
     """
     arguments, cases = [name.strip() for name in names.split(",")], list(members)
     assert cases, "an empty catalogue tests nothing"

@@ -184,8 +184,11 @@ def run_code(code: str, *arguments: str) -> Ended:
     return run_alone(execute, code, *arguments)
 
 
-def run_script(command: Sequence[str], **_: object) -> subprocess.CompletedProcess[str]:
-    """Stand in for `subprocess.run([PYTHON, "-P", SCRIPT, ARGUMENT ...])`."""
+def run_script(command: Sequence[str], *, env: Mapping[str, str], **_: object) -> subprocess.CompletedProcess[str]:
+    """Stand in for `subprocess.run([PYTHON, "-P", SCRIPT, ARGUMENT ...])`, offline and in an environment of its own."""
+    assert list(command[:2]) == [sys.executable, "-P"]
+    assert env["HF_HUB_OFFLINE"] == "1"
+    assert env.keys() >= os.environ.keys()
     ended = run_alone(_run_path, *command[2:])
     return subprocess.CompletedProcess(command, 1 if ended.exit_code is None else ended.exit_code, "", ended.errors)
 

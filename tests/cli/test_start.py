@@ -46,9 +46,11 @@ def completed(words):
     sys.argv = ["posttrain"]
     os.environ |= {{"COMP_WORDS": f"posttrain {{words}}", "COMP_CWORD": str(words.count(" ") + 1)}}
     os.environ["_POSTTRAIN_COMPLETE"] = "complete_bash"
-    with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.suppress(SystemExit):
+    out, errors = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors), contextlib.suppress(SystemExit):
         main()
     del os.environ["_POSTTRAIN_COMPLETE"]
+    assert errors.getvalue() == ""
     return out.getvalue().split()
 
 commands, (first, *others) = map(json.loads, sys.argv[1:])
@@ -60,6 +62,7 @@ for arguments in commands:
     heavy = {HEAVY!r} + (("posttrain.config",) if arguments == ["--help"] else ())
     after[" ".join(arguments)] = [code, loaded(heavy)]
 offered += map(completed, others)
+import posttrain.config.page
 found = {{"after": after, "offered": offered, "after first": after_first, "at the end": loaded({HEAVY!r})}}
 json.dump(found, open(os.environ["FOUND"], "w"))
 """

@@ -295,6 +295,7 @@ def talk_with_calls(arguments, column):
     return {**before, column: turns if column == "messages" else turns[1:], "tools": [tool]}
 
 
+@pytest.mark.hypothesis
 @pytest.mark.parametrize("column", few(["messages", "completion"], "messages"))
 @pytest.mark.parametrize("form", ["parquet", "saved", "in memory"])
 def test_calls_from_arrow_have_their_own_arguments_only(form, column, tmp_path):

@@ -30,13 +30,17 @@ NAMES = (
     *("tracking", "tracking/tensorboard.json", "tracking/tensorboard.lock", "tracking/wandb", "tensorboard"),
     *("reward_model", "sampled"),
 )
+FOLDERS = {
+    *("rollouts", "judgements", "checkpoints", "step-000060", "model", "step-000061.tmp-1", "references", "evidence"),
+    *("alarms", "evaluations", "export", "hf", "tracking", "wandb", "tensorboard", "reward_model", "sampled"),
+}
 KINDS: dict[str, Callable[[Path, Path], object]] = {
     "file": lambda path, outside: path.symlink_to(outside / "secret.json"),
     "folder": lambda path, outside: path.symlink_to(outside),
     "dangling": lambda path, outside: path.symlink_to(outside / "missing"),
     "loop": lambda path, outside: path.symlink_to(path.name),
     "pipe": lambda path, outside: os.mkfifo(path),
-    "alike": lambda path, outside: KINDS["file" if path.suffix else "folder"](path, outside),
+    "alike": lambda path, outside: KINDS["folder" if path.name in FOLDERS else "file"](path, outside),
 }
 WRITERS: dict[str, Callable[[Path], object]] = {
     "create": lambda run: RunStore.create(run, "seed: 0\n"),
