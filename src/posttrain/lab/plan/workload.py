@@ -292,7 +292,7 @@ def _read(config: RunConfig, context: int | None) -> RowLengths | None:
     from posttrain.data.prompts import Renderer
     from posttrain.data.split import read_split
 
-    tokenizer = _tokenizer(config)
+    tokenizer = tokenizer_of(config)
     if tokenizer is None:
         return None
     asked = config.data.max_rows
@@ -342,13 +342,13 @@ def _schemas(config: RunConfig) -> list[Mapping[str, Any]]:
         return [] if acting is None else acting.schemas
 
 
-def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
+def tokenizer_of(config: RunConfig) -> PreTrainedTokenizerBase | None:
     """Load the tokenizer of a folder, a cached Hub model or a built-in model. Nothing is downloaded."""
     form, colon, _ = config.model.path.partition(":")
     if colon and form in FORMS:
         from posttrain.tasks.tiny import build_tokenizer
 
-        return build_tokenizer()
+        return with_template(build_tokenizer(), config)
     from huggingface_hub import try_to_load_from_cache
     from transformers import AutoTokenizer
 
@@ -358,7 +358,10 @@ def _tokenizer(config: RunConfig) -> PreTrainedTokenizerBase | None:
         if not isinstance(cached, str):
             return None
         folder = Path(cached).parent
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    return with_template(AutoTokenizer.from_pretrained(folder, local_files_only=True), config)
+
+
+def with_template(tokenizer: PreTrainedTokenizerBase, config: RunConfig) -> PreTrainedTokenizerBase:
     if config.model.chat_template is not None:
         tokenizer.chat_template = Path(config.model.chat_template).read_text(encoding="utf-8")
     return tokenizer

@@ -17,12 +17,12 @@ from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.pool import let_orphans_end, planned_time, share_of_processor, work
 from posttrain.lab.experiments.sweep.analysis import boundaries, importance
+from posttrain.lab.experiments.sweep.comparable import check_same_rows, not_comparable
 from posttrain.lab.experiments.sweep.confirm import (
     SIDES,
     Confirmation,
     fresh_seeds,
-    score_of,
-    seed_folder,
+    scores_of,
     seed_tasks,
 )
 from posttrain.lab.experiments.sweep.knobs import Knob, check_knobs, knob_of, parse_knob
@@ -38,11 +38,14 @@ from posttrain.lab.experiments.sweep.settings import (
     with_values,
 )
 from posttrain.lab.experiments.sweep.study import Pruner, TrialRecord, need_optuna, open_study, records
-from posttrain.lab.experiments.sweep.trials import Say, goodness, trial_tasks
+from posttrain.lab.experiments.sweep.trials import Say, goodness, trial_folder, trial_tasks
 from posttrain.shown import shown
 
 if TYPE_CHECKING:
     from optuna.study import Study
+
+TRIALS = "trials"
+"""Folder of the runs of the trials."""
 
 
 def sweep(
@@ -66,6 +69,8 @@ def sweep(
     need_optuna()
     settings, folder = settings_for(source, knobs, overrides, folder, trials=trials, pruner=pruner, seeds=seeds)
     check(load_config(settings.base).config)
+    if not (folder / "study.db").exists():
+        check_same_rows(settings)
     folder.mkdir(parents=True, exist_ok=True)
     with alone_in(folder):
         settings.keep(folder)
@@ -89,7 +94,7 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
         settings.knobs,
         base,
         trials=settings.trials,
-        folder=folder / "trials",
+        folder=folder / TRIALS,
         environment=environment,
         default=settings.default if settings.default_is_reachable else None,
         say=tell,
@@ -104,8 +109,8 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
         seeds, places = fresh_seeds(config.seed, settings.seeds), folder / "fresh"
         again = seed_tasks(base, result.best.values, seeds, folder=places, environment=environment, say=tell)
         work(again, workers)
-        scores = [score_of(side, seed, seed_folder(places, side, seed)) for seed in seeds for side in SIDES]
-        result = replace(result, confirmation=Confirmation(measure=result.measure, scores=tuple(scores)))
+        scores = tuple(scores_of(seeds, places))
+        result = replace(result, confirmation=Confirmation(measure=result.measure, scores=scores))
     write(result)
     return result
 
@@ -123,22 +128,26 @@ def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[st
     told = [t.user_attrs.get("measure") for t in study.get_trials(deepcopy=False)]
     measure = next((name for name in told if name), "score")
     data = settings.config.data
+    odd = not_comparable(trials, {trial.number: trial_folder(folder / TRIALS, trial.number) for trial in trials})
     return SweepResult(
         folder=folder,
         settings=settings,
         measure=measure,
         trials=tuple(trials),
-        best=best_of(trials, measure),
-        importance=importance(settings.knobs, trials, goodness(measure, 1.0)),
+        best=None if odd else best_of(trials, measure),
+        importance={} if odd else importance(settings.knobs, trials, goodness(measure, 1.0)),
         boundaries=boundaries(settings.knobs, trials),
         confirmation=None,
         fresh_rows=data.eval is None,
         notes=notes,
+        not_comparable=odd,
     )
 
 
 def write(result: SweepResult) -> None:
     """Write results.json, the report page, and the best configuration with its evidence as comments."""
+    if result.best is None:
+        (result.folder / "best.yaml").unlink(missing_ok=True)
     write_atomically(result.folder / "results.json", json.dumps(result.to_json(), indent=1) + "\n")
     if result.best is not None and result.best_config is not None:
         write_atomically(result.best_config, best_config_text(result, result.best))

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from posttrain.functional.intervals import Interval, paired_interval
 from posttrain.lab.experiments.children import Child, ChildResult, start_child
+from posttrain.lab.experiments.sweep.comparable import measured
 from posttrain.lab.experiments.sweep.settings import with_values
 from posttrain.lab.experiments.sweep.trials import COLLAPSED, Course, Say, goodness, read_course
 from posttrain.report.heldout import LOWER_IS_BETTER
@@ -99,6 +100,21 @@ def score_of(side: str, seed: int, folder: Path) -> SeedScore:
         return SeedScore(side, seed, course.last.mean)
     collapsed = course.error.get("exit_code") == COLLAPSED
     return SeedScore(side, seed, None, collapsed, _reason(course))
+
+
+def scores_of(seeds: Sequence[int], folder: Path) -> list[SeedScore]:
+    """Read the scores of both sides. A seed with which they measured different rows has no scores."""
+    return [score for seed in seeds for score in _both(seed, folder)]
+
+
+def _both(seed: int, folder: Path) -> list[SeedScore]:
+    places = {side: seed_folder(folder, side, seed) for side in SIDES}
+    scores = [score_of(side, seed, place) for side, place in places.items()]
+    best, default = map(measured, places.values())
+    if best is None or default is None or not best.differs(default):
+        return scores
+    reason = "not comparable: with this seed the two sides measured different held-out rows"
+    return [score if score.score is None else score._replace(score=None, reason=reason) for score in scores]
 
 
 def _reason(course: Course) -> str:

@@ -56,6 +56,8 @@ def _result(found: Found) -> str:
 
 
 def _headline(found: Found) -> str:
+    if not found["comparable"]:
+        return "The trials are not comparable"
     if found["best"] is None:
         return "No trial finished"
     if found["best"]["is_default"]:

@@ -35,6 +35,8 @@ class SweepResult:
     fresh_rows: bool
     """Does each seed draw its own held-out rows?"""
     notes: tuple[str, ...] = ()
+    not_comparable: str = ""
+    """Which trials measured other held-out rows or tokens than others. Then none is the best."""
 
     @property
     def report(self) -> Path:
@@ -54,6 +56,8 @@ class SweepResult:
 
     def _found(self) -> str:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
+        if self.not_comparable:
+            return self.not_comparable
         if self.best is None:
             return f"None of {len(self.trials)} trials finished ({counts}): there is no best configuration."
         values = ", ".join(f"{key} = {show(value)}" for key, value in self.best.values.items())
@@ -124,6 +128,7 @@ class SweepResult:
             "report": str(self.report),
             "best_config": None if self.best_config is None else str(self.best_config),
             "measure": self.measure,
+            "comparable": not self.not_comparable,
             "settings": redact(self.settings.to_json()),
             "default": self.settings.default,
             "counts": self.counts,

@@ -196,6 +196,10 @@ def _in_line(error: Mapping[str, Any]) -> str:
     return f"{error.get('type')}: {str(error.get('message', '')).partition(chr(10))[0]}" if error else ""
 
 
+def trial_folder(folder: Path, number: int) -> Path:
+    return folder / f"trial-{number:03d}"
+
+
 def trial_tasks(
     study: Study,
     knobs: tuple[Knob, ...],
@@ -217,7 +221,7 @@ def trial_tasks(
         return TrialTask(
             study=study,
             trial=trial,
-            folder=folder / f"trial-{trial.number:03d}",
+            folder=trial_folder(folder, trial.number),
             settings=with_values(base, values),
             environment=environment,
             say=say,
