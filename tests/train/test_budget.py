@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from io import StringIO
 from itertools import accumulate
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from safetensors.torch import load_file
 from tests.tiny import tiny_model, write_prompts
 
 import posttrain
+from posttrain.report.terminal import TerminalView
 from posttrain.train.run import Run
 
 
@@ -44,6 +47,14 @@ def whole(folder) -> Run:
     return train(folder, "whole", **{"checkpoint.every": 1, "checkpoint.keep": 9})
 
 
+@pytest.fixture(scope="module")
+def ended(folder) -> Run:
+    """A run of one step, whose settings tests may replace."""
+    run = train(folder, "ended", **{"train.steps": 1, "data.eval_fraction": 0.0})
+    config = run.config.model_copy(update={"train": run.config.train.model_copy(update={"steps": 5})})
+    return replace(run, resolved=replace(run.resolved, config=config))
+
+
 def weights(run: Run, step: int) -> dict[str, torch.Tensor]:
     return load_file(run.folder / "checkpoints" / f"step-{step:06d}" / "model" / "model.safetensors")
 
@@ -60,10 +71,51 @@ def test_it_ends_with_the_step_that_reaches_its_tokens(folder, whole):
 
 
 def test_it_ends_with_the_step_that_reaches_its_seconds(folder):
-    run = train(folder, "seconds", **{"train.steps": 100_000, "train.stop_after_seconds": 0.1})
+    said = StringIO()
+    limit = {"train.steps": 100_000, "train.stop_after_seconds": 0.1, "train.schedule": "linear"}
+    run = train(folder, "seconds", view=TerminalView(said), **limit)
+    ends = f"finished {run.step} of 100000 steps: train.stop_after_seconds = 0.1 is reached. The last learning rate was"
+    lines = said.getvalue().splitlines()
+    (line,) = [number for number, text in enumerate(lines) if text.startswith(f"end: {ends}")]
+    assert line < next(number for number, text in enumerate(lines) if "measuring the trained model" in text)
+    assert [event["message"].startswith(ends) for event in run.store.read_events("end")] == [True]
     spent = list(accumulate(record["time/step"] for record in run.metrics))
     assert spent[-1] >= 0.1 > (spent[-2] if len(spent) > 1 else 0.0)
     assert run.seconds == pytest.approx(spent[-1])
+
+
+SECONDS = "train.stop_after_seconds = 9.0"
+TOKENS = "train.stop_after_tokens = 70"
+
+
+@pytest.mark.parametrize(
+    ("settings", "at_first", "at_last"),
+    [
+        ({}, "5", "finished 5 steps"),
+        (
+            {"stop_after_tokens": 70},
+            f"5, unless {TOKENS} ends the run sooner",
+            f"finished 3 of 5 steps: {TOKENS} is reached",
+        ),
+        (
+            {"stop_after_seconds": 9.0, "schedule": "linear"},
+            f"5, unless {SECONDS} ends the run sooner; train.schedule = linear is laid out over all 5",
+            f"finished 3 of 5 steps: {SECONDS} is reached. The last learning rate was 0.006, because train.schedule = "
+            "linear is laid out over train.steps = 5",
+        ),
+        (
+            {"stop_after_seconds": 9.0, "stop_after_tokens": 70},
+            f"5, unless {TOKENS} or {SECONDS} ends the run sooner",
+            f"finished 3 of 5 steps: {TOKENS} is reached",
+        ),
+    ],
+)
+def test_a_run_says_first_what_may_end_it_sooner_and_last_what_did(ended, settings, at_first, at_last):
+    config = ended.config.model_copy(update={"train": ended.config.train.model_copy(update=settings)})
+    run = replace(ended, resolved=replace(ended.resolved, config=config), step=0)
+    assert run.describe()["steps"] == at_first
+    run = replace(run, step=3 if settings else 5, num_tokens=70, seconds=9.0)
+    assert run.ending == at_last
 
 
 @pytest.mark.slow

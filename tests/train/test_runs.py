@@ -13,10 +13,14 @@ from tests.tiny import tiny_model, write_prompts
 from transformers import AutoModelForCausalLM
 
 import posttrain
+from posttrain.config import load_config
+from posttrain.data.read import Row
+from posttrain.data.split import Split
 from posttrain.errors import CheckpointError, GuardStop, ModelError
 from posttrain.files import PATIENCE
 from posttrain.store import run_store
 from posttrain.store.checkpoint import Checkpoints, load_state
+from posttrain.train.setup import few_heldout_notes
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +65,31 @@ def test_few_held_out_rows_are_warned_of_where_more_were_asked_for(folder, plain
     (said,) = [warning for warning in warnings_of(asked) if "held out" in warning]
     assert said.startswith("only 2 of 20 rows are held out: their score may be off by 41 points by chance alone")
     assert not [warning for warning in warnings_of(plain) if "held out:" in warning]
+
+
+SPLIT_OFF = "name held-out rows in data.eval, or raise data.eval_fraction"
+CUT = "data.eval has only 5 held-out rows with data.max_rows = 5"
+MORE = "name more of them in data.eval"
+
+
+@pytest.mark.parametrize(
+    ("data", "held", "counted", "fix"),
+    [
+        ({"train": "a"}, 5, "only 5 of 15 rows are held out", SPLIT_OFF),
+        ({"train": "a"}, 1, "only 1 of 11 rows is held out", SPLIT_OFF),
+        ({"train": "a", "part": "1/3"}, 5, "only 5 rows are held out", SPLIT_OFF),
+        ({"train": "a", "eval": "b"}, 5, "data.eval has only 5 held-out rows", MORE),
+        ({"train": "a", "eval": ["b", "c"]}, 1, "data.eval has only 1 held-out row", MORE),
+        ({"train": "a", "eval": "b", "part": "1/3", "max_rows": 6}, 5, "data.eval has only 5 held-out rows", MORE),
+        ({"train": "task:copy"}, 5, "task:copy has only 5 held-out rows", MORE),
+        ({"train": "a", "eval": "b", "max_rows": 5}, 5, CUT, "raise data.max_rows"),
+    ],
+)
+def test_few_held_out_rows_are_counted_and_mended_where_they_come_from(data, held, counted, fix):
+    config = load_config({"model": "tiny:copy", "algorithm": "sft", "data": data, "train": {"steps": 1}}).config
+    (said,) = few_heldout_notes(config, Split([Row({}, "a:1")] * 10, [Row({}, "b:1")] * held))
+    assert said.startswith(f"{counted}: their score may be off by ")
+    assert said.endswith(f"; {fix}")
 
 
 @pytest.mark.slow

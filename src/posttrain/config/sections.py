@@ -486,7 +486,9 @@ class TrainConfig(Part):
     to train all weights of a large model on a GPU. Adapters have few moments, and on a CPU a step takes more memory
     than it saves."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning-rate schedule after the warm-up. linear and cosine decay to min_learning_rate_ratio * learning_rate."""
+    """Learning-rate schedule after the warm-up. linear and cosine decay to min_learning_rate_ratio * learning_rate.
+    They are laid out over `steps`: a run that stop_after_tokens or stop_after_seconds ends sooner does not reach their
+    end, and `resume --steps` moves the run to another place of them. A run says both."""
     warmup_steps: Natural = 0
     """Number of steps in which the learning rate rises from 0."""
     min_learning_rate_ratio: Share = 0.0

@@ -324,8 +324,7 @@ def carry_out(run: Run, *, restored: bool = False) -> Run:
         with stop.only_after("the measurement of the trained model, with which the run is complete"):
             run.measure_model("trained")
         run.stop_asked = stop.asked
-    limit = "" if run.reached == "train.steps" else f": {run.reached} is reached"
-    run.store.event("end", f"finished {run.step} steps{limit}", step=run.step)
+    run.store.event("end", run.ending, step=run.step)
     if config.report:
         write_report(run.folder)
     run.store.carrier.finish()
@@ -364,6 +363,8 @@ def take_steps(run: Run, stop: Stop) -> None:
         last, saved = bool(run.reached), False
         if last or stop.asked or due(config.checkpoint.every, run.step):
             saved = run.save(required=bool(last or stop.asked))
+        if last and run.reached != "train.steps":
+            run.view.event("end", run.ending)
         if not last and not stop.asked and due(config.evaluation.every, run.step):
             after = "" if saved else " and one more step"
             with stop.only_after(f"the measurement of step {run.step}{after}, with a checkpoint"):

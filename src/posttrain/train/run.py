@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from posttrain.config.text import show
 from posttrain.errors import CheckpointError
 from posttrain.experience.assemble import pair_roles
 from posttrain.experience.rollouts import rollout_table
@@ -25,6 +26,7 @@ from posttrain.shown import shown
 from posttrain.store.checkpoint import Checkpoint, Checkpoints, DiskFull, SavePolicy, save_state, size_of
 from posttrain.store.run_store import EVALUATION
 from posttrain.train.respond import respond
+from posttrain.train.schedule import learning_rate_at
 from posttrain.train.sharded_state import save_sharded
 from posttrain.watch import NOTHING_SEEN, Looked, Watch, nothing_to_watch
 
@@ -91,6 +93,20 @@ class Run:
         return next((name for name, spent, limit in limits if limit is not None and spent >= limit), "")
 
     @property
+    def ending(self) -> str:
+        """How many steps the run made and, if not all, which limit ended it and how far the schedule came."""
+        if self.reached in ("", "train.steps"):
+            return f"finished {self.step} steps"
+        train = self.config.train
+        limit = f"{self.reached} = {show(getattr(train, self.reached.removeprefix('train.')))}"
+        said = f"finished {self.step} of {train.steps} steps: {limit} is reached"
+        if train.schedule == "constant":
+            return said
+        rate = f"{learning_rate_at(self.step, train):.3g}"
+        laid_out = f"train.schedule = {train.schedule} is laid out over train.steps = {train.steps}"
+        return f"{said}. The last learning rate was {rate}, because {laid_out}"
+
+    @property
     def model_path(self) -> Path | None:
         """The folder `model/` of the newest checkpoint, which `from_pretrained` opens."""
         newest = self.checkpoints.newest()
@@ -139,8 +155,24 @@ class Run:
             "step": f"{config.train.prompts_per_step} rows of the data"
             + (f" × {config.sampling.group_size} completions = {rows} rows" if self.feed.samples else "")
             + f", {config.train.updates_per_batch} optimizer step(s)",
-            "steps": f"{config.train.steps}" + (f", continuing after step {self.step}" if self.step else ""),
+            "steps": f"{config.train.steps}"
+            + (f", continuing after step {self.step}" if self.step else "")
+            + self._may_end_sooner(),
         }
+
+    def _may_end_sooner(self) -> str:
+        """The limits that may end the run before its last step, and what this means for its schedule."""
+        train = self.config.train
+        given = {
+            "train.stop_after_tokens": train.stop_after_tokens,
+            "train.stop_after_seconds": train.stop_after_seconds,
+        }
+        limits = [f"{name} = {show(limit)}" for name, limit in given.items() if limit is not None]
+        if not limits:
+            return ""
+        over_all = f"; train.schedule = {train.schedule} is laid out over all {train.steps}"
+        sooner = f", unless {' or '.join(limits)} ends the run sooner"
+        return sooner + (over_all if train.schedule != "constant" else "")
 
     def _correction(self) -> str:
         """The correction in use, marked "(auto)" if `correction: auto` chose it."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.config import RunConfig, saved_tree
 from posttrain.config.text import dotted, leaves, show
+from posttrain.train.schedule import learning_rate_at
 
 if TYPE_CHECKING:
     from posttrain.train.run import Run
@@ -24,6 +25,8 @@ ELSEWHERE = ("rewards", "check", "output")
 """Settings that change no result, or that are reported elsewhere."""
 OF_EARLIER_VERSIONS = {"data.hold_out": "rows"}
 """Settings of runs that do not name them, because their version had only this way."""
+OF_THE_RATE = ("learning_rate", "steps", "schedule", "warmup_steps", "min_learning_rate_ratio")
+"""Settings of `train` that the learning rate of a step follows from."""
 SHOWN = 12
 
 
@@ -44,9 +47,27 @@ def point_out(run: Run) -> None:
         return
     told = [f"{name} = {show(now.get(name))} (was {show(before.get(name))})" for name in changed[:SHOWN]]
     more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-    run.warn("settings", f"the settings changed after step {run.step}: {', '.join(told)}{more}")
+    rates = rates_of(run, before)
+    run.warn("settings", f"the settings changed after step {run.step}: {', '.join(told)}{more}{rates}")
     kept = {step: settings for step, settings in held.items() if int(step) < max(run.step, 1)}
     run.store.record(FILE, {**kept, str(run.step): now})
+
+
+def rates_of(run: Run, before: dict[str, Any]) -> str:
+    """The learning rates before and after a change of settings that moves the run to another place of its schedule.
+
+    It says nothing if only `train.learning_rate` changed, nor if no step comes before or after the change."""
+    now, step = run.config.train, run.step
+    held = {name: before.get(f"train.{name}", getattr(now, name)) for name in OF_THE_RATE}
+    was = now.model_copy(update=held)
+    share_before, share_now = learning_rate_at(step + 1, was, 1.0), learning_rate_at(step + 1, now, 1.0)
+    if not step or run.reached or share_before == share_now:
+        return ""
+    last, first = learning_rate_at(step, was), learning_rate_at(step + 1, now)
+    return (
+        f". This moves the schedule: the learning rate was {last:.3g} in step {step} and is {first:.3g} in step "
+        f"{step + 1}, and the steps so far had other rates than in a run with these settings from its start"
+    )
 
 
 def facts_of(config: RunConfig) -> dict[str, Any]:

@@ -125,8 +125,7 @@ def set_up(resolved: Resolved, store: RunStore, view: TerminalView, resources: E
 def many_heldout_notes(data: DataConfig, rows: Rows) -> list[str]:
     """A warning if whole prompts are held out, and they have many more rows than asked for."""
     held, whole, share = len(rows.heldout), len(rows.heldout) + len(rows.train), data.eval_fraction
-    by_share = data.eval is None and data.part is None and share > 0 and not str(data.train).startswith("task:")
-    if not by_share or held <= 1 + 2 * share * whole:
+    if own_rows(data) or data.part is not None or share == 0 or held <= 1 + 2 * share * whole:
         return []
     return [
         f"{held} of {whole} rows are held out, although data.eval_fraction = {share}: rows with the same prompt are "
@@ -139,12 +138,25 @@ def few_heldout_notes(config: RunConfig, rows: Rows) -> list[str]:
     held, asked = len(rows.heldout), config.evaluation.prompts
     if not 0 < held < min(FEW_HELDOUT, asked):
         return []
-    are = "is" if held == 1 else "are"
-    return [
-        f"only {held} of {held + len(rows.train)} rows {are} held out: their score may be off by "
-        f"{100 * half_width(held):.0f} points by chance alone, and says little about what the model learned; name "
-        "held-out rows in data.eval, or raise data.eval_fraction"
-    ]
+    data, are = config.data, "is" if held == 1 else "are"
+    if source := own_rows(data):
+        counted = f"{source} has only {held} held-out {'row' if held == 1 else 'rows'}"
+        fix = "name more of them in data.eval"
+        if data.max_rows is not None and held >= data.max_rows:
+            counted, fix = f"{counted} with data.max_rows = {data.max_rows}", "raise data.max_rows"
+    else:
+        whole = "" if data.part is not None else f" of {held + len(rows.train)}"
+        counted = f"only {held}{whole} rows {are} held out"
+        fix = "name held-out rows in data.eval, or raise data.eval_fraction"
+    off = f"{100 * half_width(held):.0f} points by chance alone"
+    return [f"{counted}: their score may be off by {off}, and says little about what the model learned; {fix}"]
+
+
+def own_rows(data: DataConfig) -> str:
+    """What brings the held-out rows, `data.eval` or a task; empty if they are split off the training rows."""
+    if data.eval is not None:
+        return "data.eval"
+    return data.train if isinstance(data.train, str) and data.train.startswith("task:") else ""
 
 
 def half_width(rows: int) -> float:
