@@ -16,8 +16,8 @@ from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair
 from posttrain.data.survey import PLACES, Finding
 from posttrain.errors import DataError
-from posttrain.rewards.audit.renderings import final_of
 from posttrain.types import Example, Pair, Prompt, StepExample
+from posttrain.verify.mathematics.places import final_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

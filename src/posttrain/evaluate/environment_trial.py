@@ -19,7 +19,7 @@ from posttrain.data.read import read_rows
 from posttrain.episodes.acting import Acting
 from posttrain.episodes.bridge import call
 from posttrain.rewards.audit.finding import AuditReport, Finding, Status, quote
-from posttrain.rewards.audit.renderings import final_of
+from posttrain.verify.mathematics.places import final_of
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig

@@ -39,11 +39,12 @@ from posttrain.rewards import RewardSet, Scores, build_rewards
 from posttrain.rewards.audit.finding import Finding, quote
 from posttrain.rewards.audit.games import solution
 from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, reference_of
-from posttrain.rewards.audit.renderings import FORMS, fill, final_of, last_line
+from posttrain.rewards.audit.renderings import FORMS, fill, last_line
 from posttrain.rewards.audit.subject import completion
 from posttrain.rewards.missing import columns_known
 from posttrain.rewards.verifiers import BUILTINS
 from posttrain.types import Prompt
+from posttrain.verify.mathematics.places import final_of
 from posttrain.verify.programs.suite import holds_tests
 
 if TYPE_CHECKING:

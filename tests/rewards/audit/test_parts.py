@@ -22,9 +22,10 @@ from posttrain.rewards.audit.checks import Check
 from posttrain.rewards.audit.finding import Measured, quote
 from posttrain.rewards.audit.mutants import mutants
 from posttrain.rewards.audit.programs import reference_of
-from posttrain.rewards.audit.renderings import FORMS, WORK, fill, final_of, number_of, spellings, written
+from posttrain.rewards.audit.renderings import FORMS, WORK, fill, number_of, spellings, written
 from posttrain.rewards.audit.speed import HOSTILE
 from posttrain.types import Prompt
+from posttrain.verify.mathematics.places import final_of
 
 STORIES = Path(__file__).parents[4] / "shared" / "data" / "models" / "stories260K"
 NUMBERS = st.one_of(

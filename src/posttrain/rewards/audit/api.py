@@ -14,7 +14,7 @@ from posttrain.rewards.audit.checks import CHECKS
 from posttrain.rewards.audit.finding import AuditReport
 from posttrain.rewards.audit.games import solved
 from posttrain.rewards.audit.programs import PROGRAM_FORM, PROGRAMS, references
-from posttrain.rewards.audit.renderings import final_of, last_line
+from posttrain.rewards.audit.renderings import last_line
 from posttrain.rewards.audit.samples import sampled
 from posttrain.rewards.audit.subject import KINDS, Case, Kind, OutOfTime, Subject
 from posttrain.rewards.components import Component, RewardLike
@@ -24,6 +24,7 @@ from posttrain.rewards.missing import columns_known
 from posttrain.rewards.pool import WorkerPool
 from posttrain.rewards.reward_set import RewardSet, as_reward
 from posttrain.rewards.verifiers import BUILTINS
+from posttrain.verify.mathematics.places import final_of
 from posttrain.verify.programs.suite import holds_tests
 
 if TYPE_CHECKING:

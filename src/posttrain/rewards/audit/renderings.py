@@ -10,7 +10,7 @@ import re
 from fractions import Fraction
 from typing import Any
 
-from posttrain.verify.mathematics.places import find_boxes
+from posttrain.verify.mathematics.places import final_of
 
 WORK = "Let us take it step by step and look at what is asked.\n"
 """A line of reasoning without numbers, formulas and answer markers."""
@@ -45,21 +45,6 @@ def fill(form: str, answer: str) -> str:
 def last_line(form: str) -> str:
     """The part of a form that contains the answer, to show to users."""
     return FORMS.get(form, form).splitlines()[-1]
-
-
-def final_of(gold: Any) -> str:
-    r"""The final answer in a gold column: the text after `####`, in the last box, or the whole text.
-
-    >>> final_of("16 - 3 = 13\n#### 1,300"), final_of(r"so $\boxed{\frac{1}{2}}$."), final_of(145.0), final_of("Paris ")
-    ('1,300', '\\frac{1}{2}', '145', 'Paris')
-    """
-    if isinstance(gold, float) and gold.is_integer():
-        gold = int(gold)
-    text = str(gold)
-    if "####" in text:
-        return text.rpartition("####")[2].strip()
-    boxes = [text[box.opening : box.closing] for box in find_boxes(text) or () if box.closing >= 0]
-    return ((boxes or [""])[-1] or text).strip()
 
 
 def is_solution(gold: Any) -> bool:

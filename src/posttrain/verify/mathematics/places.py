@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 MAX_SCANNED = 100_000
 """Number of characters from the first box on in which further boxes are searched."""
@@ -274,3 +274,18 @@ def _on_one_line(match: re.Match[str]) -> str:
 
 def _has_box(text: str, start: int) -> bool:
     return any(text.find(box, start) >= 0 for box in BOXES)
+
+
+def final_of(gold: Any) -> str:
+    r"""The final answer in a gold column: the text after `####`, in the last box, or the whole text.
+
+    >>> final_of("16 - 3 = 13\n#### 1,300"), final_of(r"so $\boxed{\frac{1}{2}}$."), final_of(145.0), final_of("Paris ")
+    ('1,300', '\\frac{1}{2}', '145', 'Paris')
+    """
+    if isinstance(gold, float) and gold.is_integer():
+        gold = int(gold)
+    text = str(gold)
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    boxes = [text[box.opening : box.closing] for box in find_boxes(text) or () if box.closing >= 0]
+    return ((boxes or [""])[-1] or text).strip()
