@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from datasets import Dataset
@@ -20,7 +22,7 @@ from tests.train.letters import count_a
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from posttrain import loop
-from posttrain.algorithms import GRPO
+from posttrain.algorithms import GRPO, Distillation
 from posttrain.errors import ConfigError, ModelError
 from posttrain.loop import Policy, Sampling, build_rewards, count_totals
 
@@ -95,17 +97,41 @@ def policy(folder) -> Policy:
     return Policy(folder, temperature=0.7)
 
 
-def test_groups_without_scores_are_unscored_and_your_own_numbers_score_them(policy):
+def test_groups_without_scores_have_no_rewards_and_your_own_numbers_score_them(policy):
     groups = policy.sample(policy.prompts(ROWS), SAMPLING, seed=0)
     unscored = policy.experience(groups)
     assert unscored.rewards_PG.isnan().all()
-    assert not unscored.scored_PG.any()
+    with pytest.raises(ConfigError, match="experience without rewards"):
+        GRPO().to_batch(unscored)
     numbers_PG = torch.arange(24.0).reshape(6, 4)
     numbers_PG[2, 1] = torch.nan
     own = policy.experience(groups, numbers_PG)
     torch.testing.assert_close(own.rewards_PG, numbers_PG, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(own.scored_PG, ~numbers_PG.isnan())
     assert GRPO().advantages(own)[0].abs().sum() > 0
+    numbers_PG[2, 1] = 3.0
+    replaced = replace(unscored, rewards_PG=numbers_PG)
+    assert torch.equal(GRPO().advantages(replaced), GRPO().advantages(policy.experience(groups, numbers_PG)))
+
+
+def test_groups_without_scores_train_on_a_teacher(policy):
+    experience = policy.experience(policy.sample(policy.prompts(ROWS), SAMPLING, seed=0))
+    sampled_BT = experience.sampling_logprobs_BT
+    rated = replace(experience, old_logprobs_BT=sampled_BT, teacher_logprobs_BT=sampled_BT - 0.5)
+    batch = Distillation().prepare(Distillation().to_batch(rated))
+    assert count_totals(batch).tokens == int(experience.completion_mask_BT.sum()) > 0
+    assert sum(micro.num_rows for micro in policy.microbatches(batch, tokens=16)) == 24
+
+
+@pytest.mark.parametrize(
+    "given", [[[1.0]], np.zeros((6, 4)), "exact_match", ["exact_match"]], ids=lambda x: str(type(x))
+)
+def test_rewards_that_are_not_built_are_refused(given, policy):
+    with pytest.raises(ConfigError, match=r"(?s)rewards of type (list|ndarray|str); .*build_rewards\(\["):
+        policy.sample(policy.prompts(ROWS[:1]), SAMPLING, given, seed=0)
+    groups = policy.sample(policy.prompts(ROWS[:1]), SAMPLING, seed=0)
+    with pytest.raises(ConfigError, match=r"(?s)rewards of type .* or a tensor of your own numbers .*torch\.tensor"):
+        policy.experience(groups, given)
 
 
 def test_rewards_that_did_not_score_the_groups_are_refused(policy):

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike, fspath
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -105,6 +106,7 @@ class Policy:
     ) -> list[Group]:
         """Sample `sampling.group_size` completions of each prompt, and score them if `rewards` are given. The same seed
         gives the same completions: use another one in each step."""
+        _require_built(rewards, "None")
         at_own = self._at_own_temperature(sampling)
         completions = self.sampler.generate(prompts, at_own, group_size=sampling.group_size, seed=seed)
         groups = groups_of(prompts, completions, None if rewards is None else rewards.score(prompts, completions))
@@ -114,20 +116,21 @@ class Policy:
         """The input of an algorithm: tokens, log-probabilities and rewards.
 
         `rewards` scored the groups, or are your own numbers `[P, G]`, NaN for a completion without a reward. If the
-        groups have no scores and there are no `rewards`, all completions are unscored, and no loss trains on them.
-        Raises ConfigError if groups and rewards do not belong together, or if training excludes how they were sampled.
+        groups have no scores and there are no `rewards`, all rewards are NaN, and algorithms that learn from rewards
+        refuse the experience. Raises ConfigError if groups and rewards do not belong together, or if training excludes
+        how they were sampled.
         """
         for group in groups:
             if isinstance(group, Sampled) and (error := cut_distribution(group.sampling)) is not None:
                 raise error
         if not isinstance(rewards, Tensor):
+            _require_built(rewards, "a tensor of your own numbers [P, G]")
             _require_same(groups, rewards)
         weights = [one.weight for one in rewards.components] if isinstance(rewards, RewardSet) else None
         made = experience_of(groups, weights=weights, pad_id=self.loaded.pad_id, version=self.sampler.version)
-        if isinstance(rewards, RewardSet):
-            return made
-        rewards_PG = torch.full_like(made.rewards_PG, torch.nan) if rewards is None else rewards.float()
-        return replace(made, rewards_PG=rewards_PG, scored_PG=~rewards_PG.isnan())
+        if isinstance(rewards, Tensor):
+            return replace(made, rewards_PG=rewards.float(), scored_PG=~rewards.isnan())
+        return made if rewards is not None else replace(made, rewards_PG=torch.full_like(made.rewards_PG, torch.nan))
 
     def _at_own_temperature(self, sampling: Sampling) -> Sampling:
         """Return the settings with the policy's temperature. Refuse settings that would change nothing here."""
@@ -159,6 +162,17 @@ class Policy:
     def logprobs(self, batch: Batch) -> Tensor:
         """The log-probabilities `[B, T]` without gradient, for `old_logprobs_BT` in several updates on one batch."""
         return self._forward(batch).logprobs_BT
+
+
+def _require_built(rewards: Any, otherwise: str) -> None:
+    """Raise ConfigError unless these are built rewards or None. `otherwise` names what is allowed besides."""
+    if rewards is not None and not isinstance(rewards, RewardSet):
+        raise ConfigError(
+            given=f"rewards of type {type(rewards).__name__}",
+            allowed=f"what build_rewards([...]) returns, or {otherwise}",
+            fix='Build them: with build_rewards(["exact_match"]) as rewards. For experience, make a tensor of numbers: '
+            "torch.tensor(numbers).",
+        )
 
 
 def _require_same(groups: Sequence[Group], rewards: RewardSet | None) -> None:

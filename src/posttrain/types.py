@@ -541,7 +541,8 @@ class Experience:
     greedy_rewards_P: Tensor | None = None
     """Reward of the greedy completion of each prompt; NaN if it could not be scored."""
     scored_PG: Tensor
-    """False if no reward could be computed. Such a completion is left out of the group statistics and the loss."""
+    """False if no reward could be computed. Such a completion is left out of the group statistics and the loss. If
+    nothing was to be scored, all are True and all rewards NaN: only algorithms that read no rewards train on that."""
     truncated_PG: Tensor
     versions_BT: Tensor | None = None
     """The policy version that sampled each token."""
@@ -554,7 +555,8 @@ class Experience:
         _make_bool(self, "completion_mask_BT", "scored_PG", "truncated_PG")
         _require_shapes(self, self.completion_mask_BT, self.rewards_PG)
         _widen(self)
-        _require_bounded("rewards_PG", self.rewards_PG, self.scored_PG, nan=False)
+        nothing_to_score = bool((self.rewards_PG.isnan() & self.scored_PG).all())
+        _require_bounded("rewards_PG", self.rewards_PG, self.scored_PG, nan=nothing_to_score)
         _require_bounded("rewards_KPG", self.rewards_KPG, self.scored_PG)
         _require_bounded("token_rewards_BT", self.token_rewards_BT, self.scored_mask_BT, nan=False)
         _require_bounded("greedy_rewards_P", self.greedy_rewards_P)
@@ -635,8 +637,19 @@ class Experience:
                 fix="Leave token_rewards_BT out, or choose one of these.",
             )
 
+    def require_rewards(self) -> None:
+        """Raise ConfigError if no rewards were computed. Algorithms that learn from rewards call this."""
+        if (self.rewards_PG.isnan() & self.scored_PG).any():
+            raise ConfigError(
+                given="experience without rewards, for an algorithm that learns from them",
+                allowed="a reward for each scored completion",
+                fix="Pass rewards to policy.sample and policy.experience, or your own numbers [P, G] to "
+                "policy.experience.",
+            )
+
     def broadcast(self, values_PG: Tensor) -> Tensor:
         """Expand one number per completion to `[B, T]`: the number on each trained token, 0 elsewhere."""
+        self.require_rewards()
         self.refuse_token_rewards()
         mask_BT = self.scored_mask_BT
         return torch.where(mask_BT, values_PG.reshape(-1, 1), values_PG.new_zeros(()))

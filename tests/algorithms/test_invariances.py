@@ -22,6 +22,7 @@ from tests.catalogue import THOROUGH, catalogue, examples
 from torch import Tensor
 
 from posttrain.algorithms import RLOO, Algorithm, DrGRPO, PolicyGradient
+from posttrain.errors import ConfigError
 from posttrain.testing import invariances
 from posttrain.testing.steps import G, P, gradients, make_batch, make_experience, make_outputs
 from posttrain.types import Experience, Outputs, Totals, count_totals
@@ -111,6 +112,26 @@ def test_an_all_masked_batch_is_zero_and_not_nan(algorithm: Algorithm):
 @every_algorithm
 def test_nothing_scored_is_zero_and_not_nan(algorithm: Algorithm):
     invariances.nothing_scored_is_zero(algorithm, make_experience())
+
+
+@every_algorithm
+def test_what_nobody_scored_trains_only_algorithms_that_read_no_rewards(algorithm: Algorithm):
+    experience = make_experience()
+    nothing = torch.full_like(experience.rewards_PG, torch.nan)
+    unscored = replace(experience, rewards_PG=nothing, scored_PG=torch.ones_like(experience.scored_PG))
+    if algorithm.data_kind != "prompts":
+        return
+    if not algorithm.learns_from_rewards:
+        everything = make_batch(algorithm, replace(unscored, rewards_PG=torch.zeros_like(nothing)))
+        batch = make_batch(algorithm, unscored)
+        assert torch.equal(batch.completion_mask_BT, experience.completion_mask_BT)
+        assert batch.advantages_BT is not None
+        assert everything.advantages_BT is not None
+        assert torch.equal(batch.advantages_BT, everything.advantages_BT)
+        return
+    for compute in (algorithm.to_batch, getattr(algorithm, "advantages", algorithm.to_batch)):
+        with pytest.raises(ConfigError, match=r"(?s)experience without rewards, .*your own numbers \[P, G\]"):
+            compute(unscored, algorithm.initial_state())
 
 
 @every_algorithm

@@ -68,8 +68,15 @@ def test_a_setting_that_is_kept_under_another_name_is_replaced_by_its_own():
     assert replace(ipo, beta=0.3) == OnlineDPO(loss="ipo", beta=0.3)
     assert replace(ipo, loss="hinge", beta=0.3) == OnlineDPO(loss="hinge", beta=0.3)
     assert repr(ipo).startswith("OnlineDPO(loss='ipo', beta=0.1")
+    assert replace(ipo, link="hinge") == OnlineDPO(loss="hinge")
     with pytest.raises(ConfigError, match=r"online_dpo\.loss = 'no'"):
         replace(ipo, loss="no")
+
+
+@pytest.mark.parametrize("given", [{"link": "ipo"}, {"loss": "ipo", "link": "dpo"}], ids=str)
+def test_an_attribute_with_another_name_is_no_setting(given):
+    with pytest.raises(ConfigError, match="online_dpo has no setting 'link'; allowed: loss"):
+        OnlineDPO(**given)
 
 
 def test_a_variant_is_one_line_and_validated_as_well():

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
@@ -119,6 +120,18 @@ def test_the_minimal_file_is_valid_and_everything_else_is_a_default():
     assert config.sampling == SamplingConfig()
     assert config.lora is None
     assert config.rewards[0].weight == 1.0
+
+
+@pytest.mark.parametrize("one", [np.int64, np.int32, np.uint8, np.float32, np.float64])
+def test_numbers_of_numpy_are_numbers(one):
+    sampling = {"group_size": one(4), "temperature": one(1)}
+    config = load(seed=one(3), train={"steps": one(2)}, sampling=sampling)
+    found = (config.seed, config.train.steps, config.sampling.group_size, config.sampling.temperature)
+    assert found == (3, 2, 4, 1.0)
+    assert [type(number) for number in found] == [int, int, int, float]
+    for wrong in (np.bool_(True), np.float32(2.5), np.int64(-1)):
+        with pytest.raises(ConfigError, match="an integer from 0 to "):
+            load(seed=wrong)
 
 
 def test_a_number_that_another_yaml_reader_took_for_text_is_a_number():
@@ -405,6 +418,14 @@ OBJECTS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "an iterator": ({"data": iter(())}, "data: rows themselves, a Python tuple_iterator; allowed: their source"),
     "rows to train on": ({"data": {"train": [{"prompt": "a"}]}}, "data.train: rows themselves, a Python list; allowed"),
+    "rows to evaluate on": (
+        {"data": {"train": "a.jsonl", "eval": [{"prompt": "a"}]}},
+        "data.eval: rows themselves, .*set data.eval = ",
+    ),
+    "rows beside": (
+        {"data": {"train": "a.jsonl", "auxiliary": [{"text": "a"}]}},
+        "data.auxiliary: rows themselves, .*set data.auxiliary = ",
+    ),
     "files": (
         {"data": ["a.jsonl", "b.jsonl"]},
         r"data = \[a.jsonl, b.jsonl\].*for example data = {train: train.jsonl}",

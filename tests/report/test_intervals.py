@@ -9,7 +9,7 @@ import pytest
 
 from posttrain.export.card import _shown
 from posttrain.report.charts import check_bars
-from posttrain.report.others import others_sentences
+from posttrain.report.others import kept, others_sentences
 from posttrain.report.spans import Span, show_change, show_span
 from posttrain.report.store import read_run
 
@@ -44,3 +44,9 @@ def test_nor_are_those_of_other_prompts_and_of_pictures(tmp_path):
         assert "no interval" in text
         assert "inf" not in text
         assert "e+0" not in text
+
+
+@pytest.mark.parametrize(("drift", "within"), [(0.0, True), (0.05, False), (0.2, False)])
+def test_only_an_unchanged_model_is_within_the_bound_without_an_interval(drift, within):
+    others = {"prompts": 3, "max_drift": 0.1, "drift": UNKNOWN | {"mean": drift}}
+    assert kept({"others": others}) == within

@@ -69,6 +69,15 @@ GIVEN_AS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "value", ["none", "calculator", [], ["calculator"], ("calculator",)], ids=lambda value: str(value)
+)
+def test_tools_by_name_mean_what_they_mean_in_a_config(value):
+    plain = settings(Path("model"), Path("run"), data={"train": "task:sort"}, rewards=["exact_match"])
+    given = objects.resolve(plain, {"tools": value}, lambda resolved: Path("run"))
+    assert given.resolved.config.tools == load_config(plain | {"tools": value}).config.tools
+
+
 @pytest.fixture(scope="module")
 def from_a_file(model, tmp_path_factory) -> Any:
     folder = tmp_path_factory.mktemp("file")

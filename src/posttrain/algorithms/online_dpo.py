@@ -79,6 +79,7 @@ class OnlineDPO(Algorithm):
         """Return the rows of the pairs: chosen rows, then rejected rows. A completion appears once for each pair."""
         self.require_group(experience)
         experience.refuse_token_rewards()
+        experience.require_rewards()
         found = self.compare(experience)
         used_PK = found.decided_PK | found.tied_PK if self.ties == "first" else found.decided_PK
         first_row_P1 = experience.group_size * torch.arange(len(used_PK), device=used_PK.device)[:, None]

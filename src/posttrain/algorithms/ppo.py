@@ -110,6 +110,7 @@ class PPO(PolicyGradient):
         return advantages_BT
 
     def to_batch(self, experience: Experience, state: KLController | None = None) -> Batch:
+        experience.require_rewards()
         rows = Batch.from_experience(experience)
         advantages_BT, returns_BT = self._estimate(rows, self.kl_coef if state is None else state.kl_coef)
         if self.whiten_advantages and rows.completion_mask_BT.sum() > 1:  # a single token has no standard deviation

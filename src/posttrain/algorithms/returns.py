@@ -11,6 +11,7 @@ from posttrain.types import Experience, Tensor
 
 def token_returns(experience: Experience, kl_coef: float, gamma: float) -> Tensor:
     """`[B, T]` return-to-go of the reward on the last token, minus kl_coef * log(old / reference) on every token."""
+    experience.require_rewards()
     mask_BT = experience.scored_mask_BT
     rewards_BT = place_on_last_token(experience.rewards_PG.reshape(-1), mask_BT, experience.token_rewards_BT)
     if kl_coef:

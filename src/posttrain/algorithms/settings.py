@@ -56,17 +56,18 @@ C = TypeVar("C", bound=type)
 @dataclass_transform(kw_only_default=True, frozen_default=True, field_specifiers=(Field,))
 def settings(cls: C) -> C:
     """Make a class a frozen, validated, keyword-only record. A wrong or unknown setting raises a `ConfigError` that
-    states the fix. `dataclasses.replace` and `asdict` give attributes, so these are accepted as well as settings."""
+    states the fix. `dataclasses.replace` and `asdict` give all attributes, which are then accepted as settings."""
     record = pydantic_dataclass(
         cls, frozen=True, kw_only=True, repr=False, config=ConfigDict(extra="forbid", use_attribute_docstrings=True)
     )
     validate = record.__init__
-    renamed = {attribute: setting for setting, attribute in attributes(record).items() if attribute != setting}
+    setting_of = {attribute: setting for setting, attribute in attributes(record).items()}
 
     @functools.wraps(validate)
     def __init__(self: Any, **given: Any) -> None:
-        for attribute in renamed.keys() & given.keys():
-            given.setdefault(renamed[attribute], given.pop(attribute))
+        if setting_of.keys() <= given.keys():
+            changed = {name: value for name, value in given.items() if name not in setting_of}
+            given = {setting: given[attribute] for attribute, setting in setting_of.items()} | changed
         try:
             validate(self, **given)
         except ValidationError as error:

@@ -8,11 +8,12 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import is_dataclass
 from functools import partial
+from numbers import Integral, Real
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, ValidationInfo
 
 from posttrain.config.schema import Walker, combine, explain
 from posttrain.config.text import number_in, show
@@ -23,7 +24,10 @@ LARGEST, LARGEST_WHOLE = 3.4028234663852886e38, 2**63 - 1
 
 
 def as_number(value: Any) -> Any:
-    """Return the number in a text, because readers of YAML 1.1 read 1e-6 as the text "1e-6"."""
+    """Return the number in a text, because readers of YAML 1.1 read 1e-6 as the text "1e-6", and NumPy's numbers as
+    those of Python."""
+    if isinstance(value, Real) and not isinstance(value, bool):
+        return in_range(int(value) if isinstance(value, Integral) else float(value))
     number = number_in(value) if isinstance(value, str) else None
     return in_range(value if number is None else number)
 
@@ -113,14 +117,14 @@ EnvironmentText = Annotated[Text | None, BeforeValidator(partial(_by_place, exam
 AgentText = Annotated[Text | None, BeforeValidator(partial(_by_place, example="agent.py:my_agent"))]
 
 
-def by_source(value: Any) -> Any:
-    """Refuse rows: a config names their source."""
+def by_source(value: Any, part: str = "train") -> Any:
+    """Refuse rows: a config names their source. `part` is the setting of `data` that takes it."""
     if not _holds_objects(value) and not (isinstance(value, list) and any(isinstance(one, dict) for one in value)):
         return value
     raise ConfigError(
         given=f"rows themselves, a Python {type(value).__name__}",
         allowed='their source: a file, "task:NAME" or a Hugging Face dataset',
-        fix='Write the rows to a file, one JSON object per line, and set data.train = "rows.jsonl". '
+        fix=f'Write the rows to a file, one JSON object per line, and set data.{part} = "rows.jsonl". '
         "posttrain.train and posttrain.evaluate also take the rows themselves.",
     )
 
@@ -145,7 +149,11 @@ def _holds_objects(value: Any) -> bool:
     return not isinstance(value, str | int | float | Mapping | BaseModel | PathLike | None)
 
 
-SourceText = Annotated[PathText | list[PathText], BeforeValidator(by_source)]
+def _by_source(value: Any, info: ValidationInfo) -> Any:
+    return by_source(value, info.field_name or "train")
+
+
+SourceText = Annotated[PathText | list[PathText], BeforeValidator(_by_source)]
 
 
 class Part(BaseModel):

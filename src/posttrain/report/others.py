@@ -32,10 +32,13 @@ def forgot(evaluation: Mapping[str, Any]) -> list[str]:
 
 
 def kept(evaluation: Mapping[str, Any]) -> bool:
-    """Is the drift on other prompts, with its whole interval, within the bound?"""
+    """Is the drift on other prompts, with its whole interval, within the bound? A drift of 0 in each text has no
+    interval: the model is the same."""
     others = mapping(evaluation.get("others"))
     drift, bound = span(others.get("drift")), number(others.get("max_drift"))
-    return drift is not None and bound is not None and drift.high <= bound and not forgot(evaluation)
+    if drift is None or bound is None or forgot(evaluation):
+        return False
+    return drift.high <= bound or (drift.mean == 0 and not drift.finite)
 
 
 def others_sentences(evaluation: Mapping[str, Any]) -> list[str]:

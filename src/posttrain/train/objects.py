@@ -96,7 +96,8 @@ def _plain(key: str, value: Any, files: dict[str, tuple[str, Content]]) -> Any:
     if key in ("rewards", "check"):
         return [_scorer(one, place) for place, one in enumerate(_listed(value))] if value else value
     if key == "tools":
-        return [_by_file(tool) for tool in _listed(value)] if value else value
+        by_name = not value or isinstance(value, str)
+        return value if by_name else [_by_file(tool) for tool in _listed(value)]
     if section in ("environment", "agent"):
         holds = isinstance(value, Mapping) and "function" in value
         return {**value, "function": _by_file(value["function"])} if holds else _by_file(value)

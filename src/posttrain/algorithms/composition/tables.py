@@ -77,6 +77,8 @@ class Chosen:
 
 def scored_by(chosen: Chosen, p: Values, experience: Experience, state: Any) -> Scored:
     """Return the rewards after shaping, with the KL if it is part of the reward."""
+    if chosen.baseline.from_rewards:
+        experience.require_rewards()
     shaped = chosen.shaping.shaped(p, chosen.baseline.comparable(experience))
     penalty_BT = None
     if chosen.kl.in_reward is not None and p["kl_coef"]:
