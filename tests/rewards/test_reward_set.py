@@ -487,6 +487,9 @@ def named(name: str, weight: float = 1.0) -> Component:
         ([("environment",), ("format",)], {"environment": 0.0, "format": 1.0}, False),
         ([("cosine",), ("regex", 0)], {"cosine": 0.4, "regex": 1.0}, True),
         ([("environment",), ("regex",)], {"environment": 1.0, "regex": 0.0}, False),
+        # What lowers the sum decides nothing.
+        ([("format",), ("regex", -1)], {"format": 1.0, "regex": 0.0}, True),
+        ([("format",), ("regex", -1)], {"format": 0.0, "regex": 1.0}, False),
         # Form alone decides if there is nothing else.
         ([("format",), ("finished",)], {"format": 1.0, "finished": 0.0}, False),
         ([("format",), ("finished",)], {"format": 1.0, "finished": 1.0}, True),
@@ -496,6 +499,14 @@ def named(name: str, weight: float = 1.0) -> Component:
 )
 def test_which_answers_are_right(rewards, parts, right):
     assert RewardSet([named(*one) for one in rewards], pool=WorkerPool(1)).is_right(parts) is right
+
+
+def test_behind_shut_gates_no_bonus_makes_an_answer_right():
+    rewards = RewardSet([named("math"), named("numeric"), named("format", 0.2)], pool=WorkerPool(1))
+    given = {"math": 1.0, "numeric": 0.0, "format": 1.0}
+    assert rewards.is_right(given, ["numeric"])
+    assert not rewards.is_right(given, ["math"])
+    assert not rewards.is_right(given, ["math", "numeric"])
 
 
 @catalogue(

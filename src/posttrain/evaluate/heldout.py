@@ -155,22 +155,19 @@ def _answers(
 ) -> list[list[Answer]]:
     """Return `[P][1 + samples]` answers: completions with their scores. The check scores the first of each group."""
 
-    def counted(label: str, p: int, g: int) -> float | None:
-        gate = scores.is_open.get(label)
-        return scores.parts[label][p][g] if gate is None or gate[p][g] else None
-
     def answer(p: int, g: int, completion: Completion) -> Answer:
+        parts = {label: values[p][g] for label, values in scores.parts.items()}
         verdicts = {label: given[p][g] for label, given in scores.verdicts.items()}
         return Answer(
             text=completion.text,
             ids=completion.drawn_ids,
             finish_reason=completion.finish_reason,
             score=scores.rewards_PG[p][g] if scores.scored_PG[p][g] else None,
-            parts={label: values[p][g] for label, values in scores.parts.items()},
+            parts=parts,
             reasons={label: verdict.reason for label, verdict in verdicts.items() if verdict is not None},
             check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
             vote=normalise(vote(completion.text, verdicts)),
-            right=rewards.is_right({label: counted(label, p, g) for label in scores.parts}),
+            right=rewards.is_right(parts, [label for label, gate in scores.is_open.items() if not gate[p][g]]),
         )
 
     return [[answer(p, g, completion) for g, completion in enumerate(group)] for p, group in enumerate(groups)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,23 +116,25 @@ class RewardSet:
         verifying, unknown, formal = (self._that_verify(kind) for kind in (True, None, False))
         return tuple(verifying) or (() if len(unknown or formal) == 1 else None)
 
-    def is_right(self, parts: Mapping[str, float | None]) -> bool:
-        """Do these scores, by label and None behind a shut gate, mean that the answer is right?
+    def is_right(self, parts: Mapping[str, float | None], shut: Collection[str] = ()) -> bool:
+        """Do these scores, by label, mean that the answer is right? `shut`: labels of rewards whose gate is shut.
 
         The verifiers decide: a bonus for the form makes no answer right, and a penalty makes none wrong. If no verifier
-        applies to the answer, rewards that are not about form or length decide, and those last. All must give 1.
+        applies to the answer, rewards that are not about form or length decide, and those last. All whose gate is open
+        must give 1; an answer is not right if all gates are shut.
         """
         for kind in (True, None, False):
-            found = [part for label in self._that_verify(kind) if (part := parts[label]) is not None]
+            found = {label: part for label in self._that_verify(kind) if (part := parts[label]) is not None}
             if found:
-                return all(part >= CORRECT_AT for part in found)
+                heard = [part for label, part in found.items() if label not in shut]
+                return bool(heard) and all(part >= CORRECT_AT for part in heard)
         return False
 
     def _that_verify(self, kind: bool | None) -> list[str]:
-        """The labels of these rewards (see `Builtin.verifies`): those in the sum, else all of them."""
+        """The labels of these rewards (see `Builtin.verifies`): those in the sum, else those that are only logged."""
         kinds = [(one, None if one.builtin is None else one.builtin.verifies) for one in self.components]
         found = [one for one, its in kinds if its is kind]
-        return [one.label for one in found if one.weight > 0] or [one.label for one in found]
+        return [one.label for one in found if one.weight > 0] or [one.label for one in found if one.weight == 0]
 
     @property
     def reads_environment(self) -> bool:
