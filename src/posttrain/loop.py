@@ -139,7 +139,9 @@ class Policy:
                 given=f"sampling.temperature = {sampling.temperature}, but the policy samples and trains at "
                 f"{self.temperature}",
                 allowed="the temperature of the policy",
-                fix=f"Set Policy(model, temperature={sampling.temperature}), or leave it out of Sampling.",
+                fix=f"Set Policy(model, temperature={sampling.temperature}), or leave it out of Sampling."
+                if sampling.temperature > 0
+                else "Leave it out of Sampling. posttrain.evaluate gives greedy answers.",
             )
         for name in ("max_turns", "max_trajectory_length"):
             if getattr(sampling, name) != Sampling.model_fields[name].default:

@@ -138,7 +138,7 @@ def by_folder(value: Any) -> Any:
         given=f"a Python {type(model).__name__}",
         allowed="the folder or the name of a model",
         fix="Save model and tokenizer with save_pretrained, and write the folder. "
-        "posttrain.train and posttrain.evaluate also take (model, tokenizer).",
+        "As the model, posttrain.train and posttrain.evaluate also take (model, tokenizer).",
     )
 
 

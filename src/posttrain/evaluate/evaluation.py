@@ -306,12 +306,20 @@ def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, In
         for record in trained.records
         if record.index in before and before[record.index].score is not None and record.greedy.score is not None
     ]
-    right = [(float(old.correct), float(new.correct)) for old, new in pairs]
+    right = [(_is_right(old, trained.verifiers), _is_right(new, trained.verifiers)) for old, new in pairs]
     scores = [(float(old.score or 0.0), float(new.score or 0.0)) for old, new in pairs]
     return {
         "accuracy": paired_interval(*_columns(right), trained.confidence, bounds=(0.0, 1.0)),
         "score": paired_interval(*_columns(scores), trained.confidence, bounds=bounds_of(s for p in scores for s in p)),
     }
+
+
+def _is_right(answer: Answer, verifiers: tuple[str, ...] | None) -> float:
+    """Answers of earlier versions are counted again, so that both sides of a difference are counted alike."""
+    found = [part for label in verifiers or () if (part := answer.parts.get(label)) is not None]
+    if answer.right is not None or not found:
+        return float(answer.correct)
+    return float(answer.score is not None and all(part >= CORRECT_AT for part in found))
 
 
 def paired_checks(baseline: Evaluation, trained: Evaluation) -> dict[str, Interval]:

@@ -54,6 +54,7 @@ SPLIT = {"eval": None, "eval_fraction": 0.3}
     ("kind", "knob", "data"),
     [
         ("prompts", "data.max_prompt_length=int(4,9)", {}),
+        ("prompts", "sampling.max_completion_length=choice(8,121)", {}),
         ("prompts", "data.max_rows=choice(5,20)", SPLIT),
         ("prompts", "data.max_rows=int(5,20)", {}),
         ("prompts", "data.answer=choice(answer,gold)", {}),

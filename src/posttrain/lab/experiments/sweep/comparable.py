@@ -70,7 +70,7 @@ def check_same_rows(settings: SweepSettings) -> None:
 
 def _decides(config: RunConfig) -> tuple[Any, ...]:
     """Return the settings that can change the held-out rows or their tokens."""
-    return config.data, config.model, config.algorithm.build().data_kind
+    return config.data, config.model, config.sampling.max_completion_length, config.algorithm.build().data_kind
 
 
 def _held_out(config: RunConfig) -> Measured:
