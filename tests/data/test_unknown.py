@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import string
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from tests.data import templates
@@ -14,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from posttrain.config import DataConfig
+from posttrain.data import unknown
 from posttrain.data.examples import render_examples
 from posttrain.data.inspection import inspect_data
 from posttrain.data.labels import render_labels
@@ -115,8 +116,52 @@ def test_gold_answers_that_no_answer_can_be_are_counted(tokenizer):
     assert finding is not None
     assert finding.message.startswith("3 of 8 gold answers hold text that the tokenizer cannot write")
     assert "('日', 'é' in rows:2, rows:9, rows:10)" in finding.message
-    assert not found.writes_no_gold
-    assert looked_at("prompts", tokenizer, {"prompt": "a", "answer": "é"}).writes_no_gold
+
+
+@pytest.mark.parametrize("dumped", [False, True])
+def test_the_tests_of_a_program_are_no_gold_answer(tokenizer, dumped):
+    tests: Any = {"inputs": ["日\n"], "outputs": ["日\n"]}
+    tests = json.dumps(tests, ensure_ascii=False) if dumped else tests
+    assert looked_at("prompts", tokenizer, {"prompt": "a", "answer": tests}).findings() == []
+
+
+@pytest.mark.parametrize(("limit", "most"), [("GOLDS_AT_ONCE", 2), ("CHARACTERS_AT_ONCE", 3)])
+def test_gold_answers_are_tokenised_a_few_at_a_time(tokenizer, monkeypatch, limit, most):
+    asked_for: list[int] = []
+
+    def counting(texts: Any, **how: Any) -> Any:
+        asked_for.append(len(texts))
+        assert how["verbose"] is False, "transformers would warn of gold answers beyond the context"
+        return tokenizer(texts, **how)
+
+    monkeypatch.setattr(unknown, limit, most)
+    counter = Unknown(tokenizer=cast("Any", counting), id=3, token="<unk>")
+    golds = ["1", "22", "1", "日", "3", "3", "4444", "日"]
+    found = UnknownText(unknown=counter, rows=(), eos_ids=())
+    for index, gold in enumerate(golds):
+        found.add(Prompt(index=index, ids=(4,), text="a", columns={"answer": gold}, origin=f"rows:{index}"))
+    found._tokenise_golds()
+    assert sorted(found.unwritable.rows) == [3, 7]
+    assert found.unwritable.origins == ["rows:3", "rows:7"]
+    assert len(asked_for) > 2
+    assert max(asked_for) <= most
+    assert found.golds == len(golds)
+
+
+@pytest.mark.parametrize("character", ["\n", "\t", "\u3000", "日"])
+@pytest.mark.parametrize("kind", RENDERS)
+def test_white_space_without_a_token_is_named_and_unread_columns_are_not(kind, character):
+    answer = f"a{character}b"
+    row = {
+        "examples": {**ANSWER, "completion": answer},
+        "pairs": {**PAIR, "rejected": answer},
+        "labels": {**ANSWER, "completion": answer, "label": True},
+        "ratings": {**ANSWER, "completion": answer, "score": 1},
+        "steps": {"prompt": "a", "completions": [answer], "labels": [1]},
+    }[kind]
+    finding = looked_at(kind, build_tokenizer("abc|"), {"source": "WIKI <unk>", **row}).about_text()
+    assert finding is not None
+    assert f"({character!r} in rows:1)" in finding.message
 
 
 def words(**special: str) -> PreTrainedTokenizerFast:
@@ -152,6 +197,19 @@ def test_tokenizers_that_write_any_text_or_use_the_token_otherwise_are_left_alon
     in_template.chat_template = "[UNK]{{ messages }}"
     assert [Unknown.of(one) for one in (anything, also_ends, in_template)] == [None] * 3
     assert Unknown.of(words(unk_token="[UNK]"), {0}) is None
+
+
+@pytest.mark.parametrize("algorithm", ["BPE", "Unigram"])
+@pytest.mark.parametrize(("missing", "falls_back"), [(0, True), (1, True), (0, False)])
+def test_a_tokenizer_that_falls_back_to_all_bytes_writes_any_text(algorithm, missing, falls_back):
+    names = ["<unk>", "a", *(f"<0x{number:02X}>" for number in range(256 - missing))]
+    if algorithm == "BPE":
+        vocabulary = {name: number for number, name in enumerate(names)}
+        model = models.BPE(vocabulary, [], unk_token="<unk>", byte_fallback=falls_back)
+    else:
+        model = models.Unigram([(name, 0.0) for name in names], unk_id=0, byte_fallback=falls_back)
+    found = Unknown.of(PreTrainedTokenizerFast(tokenizer_object=Tokenizer(model), unk_token="<unk>"))
+    assert (found is None) == (falls_back and not missing)
 
 
 def test_the_check_of_data_says_so(write, tokenizer):

@@ -66,7 +66,7 @@ def injected(
     An EOS at the very end of a text does not count: many datasets end answers with it.
     """
     count, token, origins = 0, "", []
-    form, pattern = _form_of(rows, kind), special_pattern(tokenizer, eos_ids)
+    form, pattern = form_of(rows, kind), special_pattern(tokenizer, eos_ids)
     if form is None or pattern is None:
         return None
     for row in rows:
@@ -80,7 +80,7 @@ def injected(
     return Injected(count=count, token=token, origins=tuple(origins)) if count else None
 
 
-def _form_of(rows: Sequence[Row], kind: Kind) -> Form | None:
+def form_of(rows: Sequence[Row], kind: Kind) -> Form | None:
     """The form to read the rows with. If they have no form of this kind, they are pairs: those serve as labels, too,
     and, with scores, as ratings."""
     kinds: tuple[Kind, ...] = (kind, "pairs")

@@ -14,14 +14,31 @@ from posttrain.data.dropped import counted
 from posttrain.data.limits import texts_in
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair
+from posttrain.data.special import form_of
 from posttrain.data.survey import PLACES, Finding
 from posttrain.errors import DataError
-from posttrain.types import Example, Pair, Prompt, StepExample
+from posttrain.types import Example, LabelledExample, Pair, Prompt, RatedExample, StepExample
 from posttrain.verify.mathematics.places import final_of
+from posttrain.verify.programs.suite import holds_tests
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from posttrain.data.forms import Form, Kind
+
+KINDS: dict[type, Kind] = {
+    Example: "examples",
+    Pair: "pairs",
+    LabelledExample: "labels",
+    RatedExample: "ratings",
+    StepExample: "steps",
+}
+"""The kind of data of each record, except prompts."""
+BYTES = [f"<0x{number:02X}>" for number in range(256)]
+"""The tokens in which tokenizers with `byte_fallback` write characters that have no token."""
+GOLDS_AT_ONCE = 1_000
+CHARACTERS_AT_ONCE = 500_000
+"""Most gold answers, and about the most of their characters, to tokenise together. The tokens of each need memory."""
 FIX = "Remove or replace this text, or use a model whose tokenizer can write it."
 
 
@@ -44,6 +61,9 @@ class Unknown:
         found = cast("int | None", tokenizer.convert_tokens_to_ids(str(token)))
         if found is None or found in (tokenizer.bos_token_id, tokenizer.eos_token_id, *eos_ids):
             return None
+        bytes_known = {found, None}.isdisjoint(map(tokenizer.convert_tokens_to_ids, BYTES))
+        if bytes_known and BYTES[0xF3] in tokenizer.tokenize("\U000f1234"):
+            return None
         return Unknown(tokenizer=tokenizer, id=found, token=str(token))
 
     def replaces(self, ids: Sequence[int], texts: Iterable[str]) -> bool:
@@ -56,9 +76,10 @@ class Unknown:
             return ""
         parts: dict[str, None] = {}
         for text in texts:
-            found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+            found = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
             spans = zip(found["input_ids"], found["offset_mapping"], strict=True)
-            parts.update(dict.fromkeys(text[begin:end].strip() for token, (begin, end) in spans if token == self.id))
+            unknown = (text[begin:end] for token, (begin, end) in spans if token == self.id)
+            parts.update(dict.fromkeys(part.strip() or part for part in unknown))
         missing = [part for part in parts if part not in ("", self.token)]
         return ", ".join([*(repr(part[:20]) for part in missing[:PLACES]), *["…"] * (len(missing) > PLACES)])
 
@@ -107,8 +128,16 @@ class UnknownText:
     """Indices of the rows with such text in their trained tokens."""
     knows: bool = False
     """Whether any trained token but EOS is known, or none is trained."""
-    golds: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
-    """Gold answer -> the rows that have it: their indices and origins."""
+    golds: int = 0
+    """Number of gold answers."""
+    unwritable: Found = field(default_factory=Found)
+    """The rows whose gold answer the tokenizer cannot write."""
+    waiting: dict[str, list[tuple[int, str]]] = field(default_factory=dict)
+    """Gold answer that is not tokenised yet -> the rows that have it: their indices and origins."""
+    characters: int = 0
+    """Number of characters of the waiting gold answers."""
+    forms: dict[type, Form | None] = field(default_factory=dict)
+    """Type of a record -> the form that says which columns of its row the model reads."""
     last: int = -1
 
     def add(self, record: Any) -> None:
@@ -119,33 +148,62 @@ class UnknownText:
         self.last = record.index
         if isinstance(record, Prompt):
             self.knows = True
-            gold = record.columns.get("answer")
-            if isinstance(gold, str | float) or type(gold) is int:
-                self.golds.setdefault(final_of(gold), []).append((record.index, record.origin))
+            self._add_gold(record)
             if self.unknown.replaces(record.ids, [record.text]):
                 self.found.add(record.index, record.origin, [record.text])
             return
         sides = (record.chosen, record.rejected) if isinstance(record, Pair) else (getattr(record, "example", record),)
         self.knows = self.knows or isinstance(record, StepExample) or any(map(self._knows, sides))
         if any(self.unknown.id in side.input_ids for side in sides):
-            self._look(record.index, sides, self.unknown)
+            self._look(record, sides, self.unknown)
+
+    def _add_gold(self, prompt: Prompt) -> None:
+        """Let the gold answer of a prompt wait to be tokenised with others. The tests of a program are none."""
+        gold = prompt.columns.get("answer")
+        if not (isinstance(gold, str | float) or type(gold) is int) or holds_tests(gold):
+            return
+        text = final_of(gold)
+        self.golds += 1
+        self.characters += 0 if text in self.waiting else len(text)
+        self.waiting.setdefault(text, []).append((prompt.index, prompt.origin))
+        if len(self.waiting) >= GOLDS_AT_ONCE or self.characters >= CHARACTERS_AT_ONCE:
+            self._tokenise_golds()
+
+    def _tokenise_golds(self) -> None:
+        """Find the waiting gold answers that the tokenizer cannot write."""
+        if self.unknown is None or not self.waiting:
+            return
+        ids = self.unknown.tokenizer([*self.waiting], add_special_tokens=False, verbose=False)["input_ids"]
+        pairs = zip(self.waiting.items(), ids, strict=True)
+        wrong = [(*row, gold) for (gold, rows), one in pairs if self.unknown.replaces(one, [gold]) for row in rows]
+        for index, origin, gold in sorted(wrong):
+            self.unwritable.add(index, origin, [gold])
+        self.waiting, self.characters = {}, 0
 
     def _knows(self, side: Example) -> bool:
         assert self.unknown is not None
         others, pairs = {self.unknown.id, *self.eos_ids}, zip(side.input_ids, side.completion_mask, strict=True)
         return any(trained and token not in others for token, trained in pairs)
 
-    def _look(self, index: int, sides: Sequence[Example], unknown: Unknown) -> None:
+    def _look(self, record: Any, sides: Sequence[Example], unknown: Unknown) -> None:
         """Count a row whose ids hold the unknown token, unless its text spells it or it was given as ids."""
-        row = self.rows[index]
-        texts = [self.system_prompt or "", *texts_in(row.values)]
+        row = self.rows[record.index]
+        texts = [self.system_prompt or "", *texts_in(self._read(row, type(record)))]
         if is_sampled_pair(row) or not any(unknown.replaces(side.input_ids, texts) for side in sides):
             self.knows = True
             return
-        self.found.add(index, row.origin, texts)
+        self.found.add(record.index, row.origin, texts)
         pairs = (zip(side.input_ids, side.completion_mask, strict=True) for side in sides)
         if any(trained and token == unknown.id for side in pairs for token, trained in side):
-            self.trained.add(index)
+            self.trained.add(record.index)
+
+    def _read(self, row: Row, record: type) -> list[Any]:
+        """The values of the columns that the model reads; all values if no form fits the rows."""
+        if record not in self.forms:
+            self.forms[record] = form_of(self.rows, KINDS[record])
+        form = self.forms[record]
+        unread = () if form is None else form.unused(row.values)
+        return [value for name, value in row.values.items() if name not in unread]
 
     @property
     def nothing_known(self) -> bool:
@@ -170,34 +228,16 @@ class UnknownText:
         )
 
     def about_golds(self) -> Finding | None:
-        unknown, found = self.unknown, self.unwritable_golds()
-        if unknown is None or not found.rows:
+        self._tokenise_golds()
+        if self.unknown is None or not self.unwritable.rows:
             return None
-        count, golds = len(found.rows), counted(sum(map(len, self.golds.values())), "gold answer")
+        count, golds = len(self.unwritable.rows), counted(self.golds, "gold answer")
         return Finding(
             message=f"{count:,} of {golds} {'holds' if count == 1 else 'hold'} text that the tokenizer cannot write: no"
-            f" answer of the model can be the same text ({found.places(unknown)})",
-            fix="A reward that compares texts is never earned there. " + FIX,
+            f" answer of the model can be the same text ({self.unwritable.places(self.unknown)})",
+            fix="A reward for the very same text is never earned there; one that reads numbers or ignores case or "
+            "signs may be. " + FIX,
         )
-
-    @property
-    def writes_no_gold(self) -> bool:
-        """Whether there are gold answers and the tokenizer can write none of them."""
-        return bool(self.golds) and len(self.unwritable_golds().rows) == sum(map(len, self.golds.values()))
-
-    def unwritable_golds(self) -> Found:
-        """The rows whose gold answer the tokenizer cannot write. Each different answer is tokenised once."""
-        found, golds = Found(), [*self.golds]
-        if self.unknown is None or not golds:
-            return found
-        wrong = []
-        ids = self.unknown.tokenizer(golds, add_special_tokens=False)["input_ids"]
-        for gold, one in zip(golds, ids, strict=True):
-            if self.unknown.replaces(one, [gold]):
-                wrong += [(index, origin, gold) for index, origin in self.golds[gold]]
-        for index, origin, gold in sorted(wrong):
-            found.add(index, origin, [gold])
-        return found
 
 
 def unknown_text(
