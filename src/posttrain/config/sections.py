@@ -488,7 +488,7 @@ class TrainConfig(Part):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning-rate schedule after the warm-up. linear and cosine decay to min_learning_rate_ratio * learning_rate.
     They are laid out over `steps`: a run that stop_after_tokens or stop_after_seconds ends sooner does not reach their
-    end, and `resume --steps` moves the run to another place of them. A run says both."""
+    end, and `resume --steps` moves the run to another place in the schedule. The run reports both."""
     warmup_steps: Natural = 0
     """Number of steps in which the learning rate rises from 0."""
     min_learning_rate_ratio: Share = 0.0

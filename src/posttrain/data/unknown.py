@@ -39,6 +39,8 @@ BYTES = [f"<0x{number:02X}>" for number in range(256)]
 GOLDS_AT_ONCE = 1_000
 CHARACTERS_AT_ONCE = 500_000
 """Most gold answers, and about the most of their characters, to tokenise together. The tokens of each need memory."""
+ROWS_AT_ONCE = 100_000
+"""Most rows whose gold answers wait, which matters if many rows share a few answers."""
 FIX = "Remove or replace this text, or use a model whose tokenizer can write it."
 
 
@@ -166,7 +168,8 @@ class UnknownText:
         self.golds += 1
         self.characters += 0 if text in self.waiting else len(text)
         self.waiting.setdefault(text, []).append((prompt.index, prompt.origin))
-        if len(self.waiting) >= GOLDS_AT_ONCE or self.characters >= CHARACTERS_AT_ONCE:
+        full = len(self.waiting) >= GOLDS_AT_ONCE or self.characters >= CHARACTERS_AT_ONCE
+        if full or self.golds % ROWS_AT_ONCE == 0:
             self._tokenise_golds()
 
     def _tokenise_golds(self) -> None:

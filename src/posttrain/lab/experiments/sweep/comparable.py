@@ -86,7 +86,8 @@ def _held_out(config: RunConfig) -> Measured:
         return Measured(kind)
     with suppress(Exception):  # the trials report it, and their measurements are compared
         return _rendered(config, kind, rows)
-    return Measured(kind, [row.origin for row in rows][: config.evaluation.prompts], len(rows))
+    places = [row.origin for row in rows][: config.evaluation.prompts]
+    return Measured(kind, places, len(places))
 
 
 def _rendered(config: RunConfig, kind: Any, rows: Sequence[Any]) -> Measured:
