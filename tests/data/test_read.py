@@ -20,7 +20,7 @@ from posttrain.data import json_array
 from posttrain.data.forms import detect
 from posttrain.data.given import given_rows
 from posttrain.data.json_array import PIECE
-from posttrain.data.read import content_key, iter_rows, read_rows, size_of, without_fillings
+from posttrain.data.read import content_key, iter_rows, read_rows, size_of
 from posttrain.errors import DataError
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'say "hi",\nplease', "answer": "hi"}]
@@ -390,26 +390,6 @@ def test_a_keyword_that_a_test_of_the_row_gives_stays_as_null(tmp_path):
     first, second = from_arrow("parquet", rows, tmp_path)
     assert [test["input"] for test in first["tests"]] == [{"root": [1], "k": 1}, {"root": None, "k": 2}]
     assert [test["input"] for test in second["tests"]] == [{"a": 1}, {"b": 1}]
-
-
-@pytest.mark.parametrize("column", ["tests", "verification_info"])
-@pytest.mark.parametrize("name", ["input", "inputs", "args", "stdin", "kwargs"])
-def test_every_name_of_keywords_keeps_the_null_of_a_keyword_that_a_test_gives(name, column):
-    def of_f(keywords):
-        return {"fn_name": "f", name: keywords, "output": 1}
-
-    tests = [of_f({"limit": None, "of_g": None}), of_f({"limit": 3, "of_g": None})]
-    tests.append({"fn_name": "g", name: {"limit": None, "of_g": 2}, "output": 1})
-    found: Any = without_fillings({column: tests if column == "tests" else {"test_cases": tests}})[column]
-    read = found if column == "tests" else found["test_cases"]
-    assert [test[name] for test in read] == [{"limit": None}, {"limit": 3}, {"of_g": 2}]
-
-
-@pytest.mark.parametrize("name", ["output", "outputs", "expected", "expected_output"])
-def test_expected_dictionaries_have_no_keys_of_other_tests(name):
-    """Keys of a result are often data, as in a count of words."""
-    tests = [{"input": ["a"], name: {"a": 1, "b": None}}, {"input": ["b"], name: {"a": None, "b": 1}}]
-    assert [test[name] for test in without_fillings({"tests": tests})["tests"]] == [{"a": 1}, {"b": 1}]
 
 
 def test_nulls_in_tests_stay_if_they_are_text_or_not_from_arrow(write, tmp_path):

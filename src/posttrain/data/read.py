@@ -365,8 +365,7 @@ def _parquet_rows(path: Path) -> Iterator[Row]:
 
 _CALLS = ("tools", "tool_calls", "function_call")
 _INPUTS = ("input", "inputs", "args", "stdin")
-_KEYWORDS = (*_INPUTS, "kwargs")
-_IN_TESTS = (*_CALLS, *_KEYWORDS, "output", "outputs", "expected", "expected_output", "stdout")
+_IN_TESTS = (*_CALLS, *_INPUTS, "kwargs", "output", "outputs", "expected", "expected_output", "stdout")
 _IN_PAIRS = (*_CALLS, "inputs", "outputs")
 """Names in tests of programs whose values go to the program, or are compared with what it gives."""
 _BEGINS = dict.fromkeys(("tests", "verification_info"), _IN_TESTS) | dict.fromkeys(
@@ -399,11 +398,10 @@ def without_fillings(value: Any, *, names: Sequence[str] = _CALLS, inside: bool 
 
 def _with_own_keywords(tests: list[Any]) -> list[Any]:
     """The tests of a row, in which a keyword that one of them gives a value is null in the others: they call the same
-    function, so it is no filling. Expected values have no such rule: keys of a result are often data, such as words
-    that a function counts."""
+    function, so it is no filling."""
     calls: dict[str, list[dict[str, Any]]] = {}
     for test in tests:
-        for name in _KEYWORDS:
+        for name in _INPUTS:
             if isinstance(test, dict) and isinstance(test.get(name), dict):
                 calls.setdefault(f"{name} of {test.get('fn_name')}", []).append(test[name])
     for given in calls.values():
