@@ -142,15 +142,15 @@ def test_the_paired_difference_is_over_prompts_that_both_scored():
     assert difference["score"] == difference["accuracy"]
 
 
-def test_answers_of_an_earlier_version_are_counted_again_for_the_difference():
-    parts = {"numeric": 1.0, "form": 0.0}
-    before = summary([record(i, answer(0.8, parts=parts)) for i in range(9)], samples=0)
-    after = [record(i, answer(0.8, parts=parts, right=True)) for i in range(9)]
-    trained = summary(after, samples=0, verifiers=("numeric",))
-    assert (before.greedy_accuracy.mean, trained.greedy_accuracy.mean) == (0, 1)
+@pytest.mark.parametrize(("score", "right"), [(0.8, True), (1.2, False), (1.0, True), (0.0, False)])
+def test_equal_answers_of_an_earlier_version_differ_in_nothing(score, right):
+    before = summary([record(i, answer(score)) for i in range(9)], samples=0)
+    trained = summary([record(i, answer(score, right=right)) for i in range(9)], samples=0, verifiers=("numeric",))
+    assert trained.greedy_accuracy.mean == right
     assert paired_difference(before, trained)["accuracy"].mean == 0
-    unknown = summary([record(i, answer(0.8, parts={"form": 1.0})) for i in range(9)], samples=0)
-    assert paired_difference(unknown, trained)["accuracy"].mean == 1
+    worse = summary([record(i, answer(0.0, right=False)) for i in range(9)], samples=0, verifiers=("numeric",))
+    assert paired_difference(before, worse)["accuracy"].mean == -(score >= 1)
+    assert paired_difference(trained, worse)["accuracy"].mean == -right
 
 
 def test_evaluation_json_holds_both_sides_their_difference_and_the_check():

@@ -504,9 +504,26 @@ def test_which_answers_are_right(rewards, parts, right):
 def test_behind_shut_gates_no_bonus_makes_an_answer_right():
     rewards = RewardSet([named("math"), named("numeric"), named("format", 0.2)], pool=WorkerPool(1))
     given = {"math": 1.0, "numeric": 0.0, "format": 1.0}
-    assert rewards.is_right(given, ["numeric"])
-    assert not rewards.is_right(given, ["math"])
-    assert not rewards.is_right(given, ["math", "numeric"])
+    assert rewards.is_right(given, {"math": True, "numeric": False})
+    assert not rewards.is_right(given, {"math": False, "numeric": True})
+    assert not rewards.is_right(given, {"math": False, "numeric": False})
+    assert not rewards.is_right(given, {"math": False, "numeric": False, "format": True})
+
+
+@catalogue(
+    "gates, given, right",
+    [
+        # Rows are routed: one of the two judges each answer, the built-in verifier or the environment.
+        ({"math": False, "environment": True}, {"math": 0.0, "environment": 1.0}, True),
+        ({"math": True, "environment": False}, {"math": 0.0, "environment": 1.0}, False),
+        ({"math": False, "environment": False}, {"math": 1.0, "environment": 1.0}, False),
+        ({"math": False}, {"math": 1.0, "environment": 1.0}, False),  # no route leads to the environment
+        ({"math": None}, {"math": 1.0, "environment": 1.0}, True),  # it drops out
+        ({"math": None}, {"math": 1.0, "environment": 0.0}, False),
+    ],
+)
+def test_who_decides_behind_gates(gates, given, right):
+    assert RewardSet([named("math"), named("environment")], pool=WorkerPool(1)).is_right(given, gates) is right
 
 
 @catalogue(

@@ -6,7 +6,7 @@ import html
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -306,7 +306,8 @@ def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, In
         for record in trained.records
         if record.index in before and before[record.index].score is not None and record.greedy.score is not None
     ]
-    right = [(_is_right(old, trained.verifiers), _is_right(new, trained.verifiers)) for old, new in pairs]
+    alike = all((old.right is None) == (new.right is None) for old, new in pairs)
+    right = [(_share(old, by_total=not alike), _share(new, by_total=not alike)) for old, new in pairs]
     scores = [(float(old.score or 0.0), float(new.score or 0.0)) for old, new in pairs]
     return {
         "accuracy": paired_interval(*_columns(right), trained.confidence, bounds=(0.0, 1.0)),
@@ -314,12 +315,9 @@ def paired_difference(baseline: Evaluation, trained: Evaluation) -> dict[str, In
     }
 
 
-def _is_right(answer: Answer, verifiers: tuple[str, ...] | None) -> float:
-    """Answers of earlier versions are counted again, so that both sides of a difference are counted alike."""
-    found = [part for label in verifiers or () if (part := answer.parts.get(label)) is not None]
-    if answer.right is not None or not found:
-        return float(answer.correct)
-    return float(answer.score is not None and all(part >= CORRECT_AT for part in found))
+def _share(answer: Answer, *, by_total: bool) -> float:
+    """1 for a right answer. Beside answers of earlier versions, both sides are counted as those are, by their total."""
+    return float((replace(answer, right=None) if by_total else answer).correct)
 
 
 def paired_checks(baseline: Evaluation, trained: Evaluation) -> dict[str, Interval]:

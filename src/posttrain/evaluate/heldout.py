@@ -167,7 +167,7 @@ def _answers(
             reasons={label: verdict.reason for label, verdict in verdicts.items() if verdict is not None},
             check={label: values[p][0] for label, values in check.parts.items()} if check and g == 0 else {},
             vote=normalise(vote(completion.text, verdicts)),
-            right=rewards.is_right(parts, [label for label, gate in scores.is_open.items() if not gate[p][g]]),
+            right=rewards.is_right(parts, {label: gate[p][g] for label, gate in scores.is_open.items()}),
         )
 
     return [[answer(p, g, completion) for g, completion in enumerate(group)] for p, group in enumerate(groups)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -116,18 +116,23 @@ class RewardSet:
         verifying, unknown, formal = (self._that_verify(kind) for kind in (True, None, False))
         return tuple(verifying) or (() if len(unknown or formal) == 1 else None)
 
-    def is_right(self, parts: Mapping[str, float | None], shut: Collection[str] = ()) -> bool:
-        """Do these scores, by label, mean that the answer is right? `shut`: labels of rewards whose gate is shut.
+    def is_right(self, parts: Mapping[str, float | None], gates: Mapping[str, bool | None] | None = None) -> bool:
+        """Do these scores, by label, mean that the answer is right? `gates` says which gates are open; None: unknown, so
+        that the reward drops out.
 
         The verifiers decide: a bonus for the form makes no answer right, and a penalty makes none wrong. If no verifier
         applies to the answer, rewards that are not about form or length decide, and those last. All whose gate is open
-        must give 1; an answer is not right if all gates are shut.
+        must give 1. If all verifiers are behind shut gates, only rewards behind open gates of their own can decide.
         """
+        gates, shut = gates or {}, False
         for kind in (True, None, False):
-            found = {label: part for label in self._that_verify(kind) if (part := parts[label]) is not None}
-            if found:
-                heard = [part for label, part in found.items() if label not in shut]
-                return bool(heard) and all(part >= CORRECT_AT for part in heard)
+            scored = {label: part for label in self._that_verify(kind) if (part := parts[label]) is not None}
+            found = [label for label in scored if gates.get(label, True) is not None]
+            if heard := [scored[label] for label in found if gates.get(label, not shut)]:
+                return all(part >= CORRECT_AT for part in heard)
+            shut = shut or bool(found)
+            if shut and kind is None:
+                break  # form and length do not stand in for what a shut gate keeps out
         return False
 
     def _that_verify(self, kind: bool | None) -> list[str]:

@@ -54,7 +54,6 @@ SPLIT = {"eval": None, "eval_fraction": 0.3}
     ("kind", "knob", "data"),
     [
         ("prompts", "data.max_prompt_length=int(4,9)", {}),
-        ("prompts", "sampling.max_completion_length=choice(8,121)", {}),
         ("prompts", "data.max_rows=choice(5,20)", SPLIT),
         ("prompts", "data.max_rows=int(5,20)", {}),
         ("prompts", "data.answer=choice(answer,gold)", {}),
@@ -89,6 +88,19 @@ def test_a_setting_that_changes_what_is_measured_is_refused_before_any_run(tmp_p
 )
 def test_a_setting_that_changes_only_the_training_may_be_swept(tmp_path, kind, knob, data):
     check_same_rows(settings_of(tmp_path, kind, knob, **data))
+
+
+def test_the_limit_of_answers_may_be_swept_if_held_out_answers_keep_theirs(tmp_path):
+    def swept(choices, **evaluation):
+        settings = settings_of(tmp_path, "prompts", f"sampling.max_completion_length=choice({choices})")
+        check_same_rows(replace(settings, given={**settings.given, "evaluation": evaluation}))
+
+    with pytest.raises(ConfigError, match=r"Set evaluation\.max_completion_length, such as 16"):
+        swept("8,16")
+    swept("8,12", max_completion_length=16, prompts=4)
+    swept("8,126", max_completion_length=16, prompts=4)  # no prompt fits, which the trials report
+    with pytest.raises(ConfigError, match=r"prompts of 20 held-out rows, 121 measures .* 10"):
+        swept("8,121", max_completion_length=16)
 
 
 def test_a_refused_sweep_leaves_nothing_behind(tmp_path):

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from posttrain.config import RunConfig, load_config
 from posttrain.data.dropped import counted
 from posttrain.errors import ConfigError, DataError
+from posttrain.lab.experiments.sweep.knobs import Knob
 from posttrain.lab.experiments.sweep.settings import SweepSettings, with_values
 from posttrain.lab.experiments.sweep.study import TrialRecord
 from posttrain.lab.plan.workload import model_architecture, tokenizer_of
@@ -53,6 +54,7 @@ def check_same_rows(settings: SweepSettings) -> None:
     for knob in settings.knobs:
         for value in knob.samples():
             config = load_config(with_values(settings.base, {knob.key: value})).config
+            _require_same_limit(knob, config, base)
             if _decides(config) == _decides(base):
                 continue
             expected = expected or _held_out(base)
@@ -66,6 +68,19 @@ def check_same_rows(settings: SweepSettings) -> None:
                     allowed="settings that keep the held-out rows and their answers: trials are compared by them",
                     fix=f"Give {knob.key} one value for all trials, such as {knob.key}={value}.",
                 )
+
+
+def _require_same_limit(knob: Knob, config: RunConfig, base: RunConfig) -> None:
+    """Refuse a knob that changes how long the held-out answers may become: the score would show the limit."""
+    if config.algorithm.build().data_kind != "prompts" or config.evaluation.max_completion_length is not None:
+        return
+    limit = base.sampling.max_completion_length
+    if config.sampling.max_completion_length != limit:
+        raise ConfigError(
+            given=f"{knob.key} as a knob, which is also the limit of the held-out answers",
+            allowed="settings that leave the held-out answers alone: trials are compared by them",
+            fix=f"Set evaluation.max_completion_length, such as {limit}, so that all trials answer at most so long.",
+        )
 
 
 def _decides(config: RunConfig) -> tuple[Any, ...]:
