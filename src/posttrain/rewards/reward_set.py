@@ -117,8 +117,8 @@ class RewardSet:
         return tuple(verifying) or (() if len(unknown or formal) == 1 else None)
 
     def is_right(self, parts: Mapping[str, float | None], gates: Mapping[str, bool | None] | None = None) -> bool:
-        """Do these scores, by label, mean that the answer is right? `gates` says which gates are open; None: unknown, so
-        that the reward drops out.
+        """Do these scores, by label, mean that the answer is right? `gates` says which gates are open; None:
+        unknown, so that the reward drops out.
 
         The verifiers decide: a bonus for the form makes no answer right, and a penalty makes none wrong. If no verifier
         applies to the answer, rewards that are not about form or length decide, and those last. All whose gate is open
