@@ -62,6 +62,17 @@ def weights(run: Path):
     return load_file(max((run / "checkpoints").glob("step-*")) / "model" / "model.safetensors")
 
 
+def interrupted_after(run: Path, steps: int) -> None:
+    """Send this process Ctrl-C as soon as the run has recorded so many steps."""
+
+    def interrupt() -> None:
+        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < steps:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+
+
 def groups_of(run: Path) -> list[tuple[int, int]]:
     """(step, prompt) of every trained group, in order."""
     files = sorted((run / "rollouts").glob("step-*.parquet"))
@@ -234,18 +245,27 @@ def test_a_killed_and_a_hung_engine_are_replaced_and_every_prompt_is_trained_onc
 
 
 def test_a_resumed_run_goes_on_with_what_was_waiting_and_under_way(place):
-    """The checkpoint holds finished groups, and unfinished rows with their tokens; nothing is trained twice or lost.
+    """The checkpoint holds finished groups, and unfinished rows with their tokens; nothing is trained twice or lost:
+    in the end the run has trained the prompts of a run without engines.
 
     With engines a trainer computes with fewer threads; the process has all of them again afterwards.
     """
     threads = torch.get_num_threads()
-    first = pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 5})
-    _, state = load_state(max((first.folder / "checkpoints").glob("step-*")) / "state")
-    done = pt.resume(first.folder, steps=10)
+    run = place / "resumed"
+    interrupted_after(run, 3)
+    with pytest.raises(KeyboardInterrupt):
+        pt.train(config(place, "resumed"), **AHEAD, **{"train.steps": 60})
+    _, state = load_state(max((run / "checkpoints").glob("step-*")) / "state")
+    ahead = state["feed"]["engines"]["controller"]
+    steps = ahead["version"]
+    assert 3 <= steps < 60
+    waiting = {*ahead["finished"], *(group["group"] for group in ahead["in_flight"])}
+    assert waiting, "an interrupted run has sampled ahead"
+    done = pt.resume(run, steps=steps + 5)
     counts = Counter(prompt for _, prompt in groups_of(done.folder))
-    assert len(counts) == 10 * 4
-    assert set(counts.values()) == {1}
-    assert state["feed"]["engines"]["controller"]["version"] == 5
+    alone = pt.train(config(place, "alone"), **{"train.steps": steps + 5})
+    assert counts == Counter(prompt for _, prompt in groups_of(alone.folder)), "nothing lost, nothing twice"
+    assert len(counts) == (steps + 5) * 4
     assert torch.get_num_threads() == threads
 
 
