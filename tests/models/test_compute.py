@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tiny import tiny_model
 from torch import nn
+from transformers import AutoModelForCausalLM
 
 from posttrain.cpu import choice, kernels, onednn
 from posttrain.cpu.choice import (
@@ -137,6 +139,45 @@ def test_plain_products_are_as_exact_as_themselves():
     assert measured.inexact["onednn"] == 1.0
     assert measured.inexact["packed"] < EXACT, "packed float32 weights are float32 on every processor"
     assert min(*measured.training.values(), *measured.decoding.values()) > 0
+
+
+def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this processor one without bfloat16 instructions, and PyTorch refuse to pack such weights as it does there.
+
+    Most laptops have such a processor."""
+    pack = onednn.pack
+
+    def refuse(weight: torch.Tensor) -> torch.Tensor:
+        if weight.dtype != torch.float32:
+            raise RuntimeError("mkldnn_reorder_linear_weight: bf16 path needs the cpu support avx_ne_convert or ...")
+        return pack(weight)
+
+    monkeypatch.setattr(choice, "has_bfloat16", lambda: False)
+    monkeypatch.setattr(onednn, "pack", refuse)
+    monkeypatch.setattr(onednn, "packs", onednn.packs.__wrapped__)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
+)
+def test_a_processor_without_bfloat16_measures_only_what_it_has(precision, monkeypatch):
+    without_bfloat16(monkeypatch)
+    measured = measure_products([Shape(96, 64, 2)])
+    assert set(measured.training) == {"plain", "onednn"}
+    assert {way.dtype for way in measured.decoding} == {torch.float32}
+    found = choose_compute(of_size(SMALL), precision, decodes=True)
+    assert found.dtype == (torch.bfloat16 if precision == "bfloat16" else torch.float32)
+    assert ("no bfloat16 instructions" in found.why) == (precision == "bfloat16")
+    assert found.sampler == "packed" or precision != "bfloat16"
+
+
+def test_a_copy_in_bfloat16_keeps_its_layers_where_they_cannot_be_packed(tmp_path, monkeypatch):
+    without_bfloat16(monkeypatch)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(tmp_path)).bfloat16()
+    before = model(input_ids=torch.tensor([[1, 2]])).logits
+    onednn.pack_linears(model)
+    assert not any(isinstance(module, onednn.PackedLinear) for module in model.modules())
+    assert model(input_ids=torch.tensor([[1, 2]])).logits.equal(before)
 
 
 def test_the_shapes_with_most_weights_are_measured():

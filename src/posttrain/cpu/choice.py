@@ -83,9 +83,11 @@ class Measured:
     """The speed of each way, and the errors of those that compute in float32."""
 
     training: Mapping[Way, float]
-    """Time of the three products of forward and backward pass, summed over the layers of all shapes, in seconds."""
+    """Time of the three products of forward and backward pass, summed over the layers of all shapes, in seconds.
+    Without bfloat16 where the processor has no instructions for it: such a product takes some 50 times as long."""
     decoding: Mapping[Decoder, float]
-    """Time of the product with `DECODED_ROWS` rows, summed in the same way, in seconds."""
+    """Time of the product with `DECODED_ROWS` rows, summed in the same way, in seconds. Without the ways that this
+    processor does not have."""
     inexact: Mapping[Literal["onednn", "packed"], float]
     """Root mean square error against float64, divided by the error of the plain product: the worst of all shapes."""
     doubts: str = ""
@@ -153,13 +155,17 @@ def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) ->
     if dtype is None:
         faster = has_bfloat16() and gains("bfloat16", float32_seconds, training["bfloat16"])
         dtype = torch.bfloat16 if faster else torch.float32
-    shared, packed = (measured.decoding[Decoder(dtype, is_packed)] for is_packed in (False, True))
     inexact = measured.inexact["packed"] if dtype == torch.float32 else 0.0
-    copy = gains(f"decoding from packed {dtype_name(dtype)} weights", shared, packed, inexact)
-    copy |= dtype == torch.bfloat16  # shared weights are float32: every decoding step would cast them again
+    copy = dtype == torch.bfloat16  # shared weights are float32: every decoding step would cast them again
+    shared, packed = (Decoder(dtype, is_packed) for is_packed in (False, True))
+    if packed in measured.decoding:
+        times = measured.decoding[shared], measured.decoding[packed]
+        copy |= gains(f"decoding from packed {dtype_name(dtype)} weights", *times, inexact)
     if copy and (needed := size * dtype.itemsize) > COPY_SHARE * free_bytes:
         reasons.append(f"but a copy for sampling takes {needed / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} are free")
         copy = False
+    if dtype == torch.bfloat16 and not has_bfloat16():
+        reasons.append("this processor has no bfloat16 instructions, so float32 would be many times as fast")
     reasons += [measured.doubts] if measured.doubts else []
     return Compute(
         dtype=dtype,
@@ -203,6 +209,10 @@ def measure_products(
 
     `compiled`: kernels that multiply a few rows, if they can, by unpacked float32 weights and by bfloat16 copies.
     """
+    products, usable = dict(products), [way for way in DECODERS if not way.packed or onednn.packs(way.dtype)]
+    if not has_bfloat16():
+        del products["bfloat16"]
+        usable = [way for way in usable if way.dtype != torch.bfloat16]
     generator = torch.Generator().manual_seed(0)
     training, decoding = Counter[Way](), Counter[Decoder]()
     onednn_errors, packed_errors, timed = [0.0], [0.0], list[Timed]()
@@ -214,7 +224,7 @@ def measure_products(
             of_training = fastest(ways)
             training.update({way: shape.layers * seconds for way, seconds in of_training.seconds.items()})  # pyright: ignore[reportCallIssue, reportArgumentType]
             rows_NK = factors[0][0][:DECODED_ROWS]
-            decoders = {way: _decoder(way, weights, rows_NK, compiled) for way in DECODERS}
+            decoders = {way: _decoder(way, weights, rows_NK, compiled) for way in usable}
             turns = shape.layers / len(weights)
             of_decoding = fastest(decoders)
             decoding.update({way: turns * seconds for way, seconds in of_decoding.seconds.items()})  # pyright: ignore[reportCallIssue, reportArgumentType]

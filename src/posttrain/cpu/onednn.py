@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -40,9 +41,23 @@ def available() -> bool:
     return torch.backends.mkldnn.is_available()
 
 
+@cache
+def packs(dtype: torch.dtype) -> bool:
+    """Whether weights of this precision can be packed. PyTorch packs bfloat16 only on processors with AVX512 or
+    conversions from bfloat16, which most laptops lack."""
+    try:
+        packed_linear(torch.ones(1, 16, dtype=dtype), pack(torch.ones(16, 16, dtype=dtype)), None)
+    except RuntimeError:
+        return False
+    return True
+
+
 @torch.no_grad()
 def pack(weight_MK: Tensor) -> Tensor:
-    """Convert a weight to oneDNN's layout: an opaque tensor of the same shape and dtype, float32 or bfloat16."""
+    """Convert a weight to oneDNN's layout: an opaque tensor of the same shape and dtype, float32 or bfloat16.
+
+    See `packs`.
+    """
     return torch.ops.mkldnn._reorder_linear_weight(weight_MK.detach().contiguous(), TYPICAL_ROWS)
 
 
@@ -114,13 +129,18 @@ class PackedLinear(nn.Module):
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Replace every `nn.Linear` by a `PackedLinear` in a model that will only decode from now on.
+    """Replace every `nn.Linear` by a `PackedLinear` in a model that will only decode from now on. Layers in a precision
+    that this processor cannot pack stay as they are.
 
     Each dense weight is freed once it is packed. A weight that is also an embedding stays dense there, and the head
     gets a packed copy. If the model uses the weight of a layer for anything other than a product, raises ModelError and
     restores the model.
     """
-    layers = {name: module for name, module in model.named_modules(remove_duplicate=False) if type(module) is nn.Linear}
+    layers = {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if type(module) is nn.Linear and packs(module.weight.dtype)
+    }
     packed: dict[int, PackedLinear] = {}
     for name, linear in layers.items():
         if id(linear) not in packed:
