@@ -13,6 +13,10 @@ from tests.catalogue import catalogue
 
 import posttrain as pt
 from posttrain.algorithms import ALGORITHMS, DPO, GRPO, PPO
+from posttrain.lab.experiments.compare.api import compare
+from posttrain.lab.experiments.sweep.api import sweep
+from posttrain.lab.plan.api import make_plan
+from posttrain.train.replay import replay
 from posttrain.train.run import Run
 from posttrain.types import Batch, Experience, Outputs, count_totals
 
@@ -80,6 +84,17 @@ def test_a_function_takes_what_is_promised(call, listed):
         if "*" not in " ".join(listed.split()[: place + 1]):
             assert list(given)[place] == name
             assert given[name].kind is inspect.Parameter.POSITIONAL_OR_KEYWORD
+
+
+@pytest.mark.parametrize(
+    ("shown", "called"), [(pt.compare, compare), (pt.sweep, sweep), (pt.plan, make_plan), (pt.replay, replay)]
+)
+def test_help_shows_the_arguments_and_defaults_of_the_function_behind(shown, called):
+    def listed(function):
+        given = inspect.signature(function).parameters.values()
+        return [(each.name, each.kind, "say" if callable(each.default) else each.default) for each in given]
+
+    assert listed(shown) == listed(called)
 
 
 def test_a_loss_is_checked_in_five_lines():

@@ -23,7 +23,7 @@ from posttrain.train.hosts import CLUSTERS
 
 if TYPE_CHECKING:  # type checkers and editors see the functions in place of the callable packages
     import inspect
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from os import PathLike
     from pathlib import Path
@@ -35,6 +35,7 @@ if TYPE_CHECKING:  # type checkers and editors see the functions in place of the
     from posttrain.lab.advise.advisor import Advice
     from posttrain.lab.experiments.compare.api import Comparison
     from posttrain.lab.experiments.sweep.results import SweepResult
+    from posttrain.lab.experiments.sweep.study import Pruner
     from posttrain.lab.plan.api import Plan
     from posttrain.pipeline.run import Pipeline
     from posttrain.pipeline.run import start as train
@@ -153,12 +154,20 @@ def resume(
     return go_on(folder, steps=steps, devices=devices, tensor=tensor, functions=functions, view=view)
 
 
-def replay(run: str | PathLike[str], *, first: int | None = None, last: int | None = None, **how: Any) -> Replay:
+def replay(
+    run: str | PathLike[str],
+    *,
+    first: int | None = None,
+    last: int | None = None,
+    output: str | PathLike[str] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+    **overrides: Any,
+) -> Replay:
     """Train recorded steps of a run again and compare every bit; see `posttrain.train.replay.replay`."""
     with uncollected():
         from posttrain.train.replay import replay as train_again
 
-    return train_again(run, first=first, last=last, **how)
+    return train_again(run, first=first, last=last, output=output, say=say, **overrides)
 
 
 def advise(facts: Any = None, **given: Any) -> Advice:
@@ -168,27 +177,77 @@ def advise(facts: Any = None, **given: Any) -> Advice:
     return rank(facts, **given)
 
 
-def plan(config: Any = None, overrides: Any = (), **how: Any) -> Plan:
+def plan(
+    config: str | PathLike[str] | Mapping[str, Any] | RunConfig | None = None,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    *,
+    model: str | None = None,
+    algorithm: str | None = None,
+    gpus: str | None = None,
+    **how: Any,
+) -> Plan:
     """Predict whether a run fits, how long it takes and what it costs; see `posttrain.lab.plan.api.make_plan`."""
     from posttrain.lab.plan.api import make_plan
 
-    return make_plan(config, overrides, **how)
+    return make_plan(config, overrides, model=model, algorithm=algorithm, gpus=gpus, **how)
 
 
-def compare(source: Any, **options: Any) -> Comparison:
+def compare(
+    source: str | Path | Mapping[str, Any],
+    *,
+    algorithms: Sequence[str] = (),
+    seeds: int | Sequence[int] | None = None,
+    budget: Any = None,
+    target: float | None = None,
+    out: str | Path | None = None,
+    workers: int = 1,
+    overrides: Mapping[str, Any] | Sequence[str] = (),
+    tell: Callable[[str], None] = lambda line: None,
+) -> Comparison:
     """Compare algorithms or configs on one task, with the same seeds and budget for each. See
     `posttrain.lab.experiments.compare.api`."""
     from posttrain.lab.experiments.compare.api import compare as compare_arms
 
-    return compare_arms(source, **options)
+    return compare_arms(
+        source,
+        algorithms=algorithms,
+        seeds=seeds,
+        budget=budget,
+        target=target,
+        out=out,
+        workers=workers,
+        overrides=overrides,
+        tell=tell,
+    )
 
 
-def sweep(source: Any, knobs: Any = (), **options: Any) -> SweepResult:
+def sweep(
+    source: str | Path | Mapping[str, Any] | RunConfig,
+    knobs: Sequence[str] | Mapping[str, str] = (),
+    *,
+    overrides: Sequence[str] | Mapping[str, Any] = (),
+    trials: int | None = None,
+    workers: int = 1,
+    pruner: Pruner | None = None,
+    seeds: int | None = None,
+    folder: str | Path | None = None,
+    tell: Callable[[str], None] = lambda line: None,
+) -> SweepResult:
     """Search the best values of some settings and confirm them on fresh seeds. See
     `posttrain.lab.experiments.sweep.api`."""
     from posttrain.lab.experiments.sweep.api import sweep as search
 
-    return search(source, knobs, **options)
+    return search(
+        source,
+        knobs,
+        overrides=overrides,
+        trials=trials,
+        workers=workers,
+        pruner=pruner,
+        seeds=seeds,
+        folder=folder,
+        tell=tell,
+    )
 
 
 def _before_run(config: RunConfig, store: RunStore, view: TerminalView) -> None:
