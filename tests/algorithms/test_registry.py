@@ -10,7 +10,6 @@ from typing import ClassVar
 
 import pytest
 from tests.catalogue import catalogue
-from tests.processes import run_script
 
 import posttrain.algorithms
 from posttrain.algorithms import ALGORITHMS, GRPO, register
@@ -147,7 +146,7 @@ def package(tmp_path: Path) -> Path:
 def in_a_process(package: Path, code: str) -> None:
     script = package / "script.py"
     script.write_text(f"import sys\nsys.path.insert(0, {str(package)!r})\nfolder = {str(package / 'run')!r}\n{code}")
-    done = run_script([sys.executable, "-P", str(script)])
+    done = subprocess.run([sys.executable, "-P", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
