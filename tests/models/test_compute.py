@@ -157,17 +157,14 @@ def without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onednn, "packs", onednn.packs.__wrapped__)
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")]
-)
+@pytest.mark.parametrize("precision", ["auto", "float32", "bfloat16"])
 def test_a_processor_without_bfloat16_measures_only_what_it_has(precision, monkeypatch):
     without_bfloat16(monkeypatch)
     measured = measure_products([Shape(96, 64, 2)])
     assert set(measured.training) == {"plain", "onednn"}
     assert {way.dtype for way in measured.decoding} == {torch.float32}
-    found = choose_compute(of_size(SMALL), precision, decodes=True)
+    found = choose_compute(of_size(SMALL), precision)
     assert found.dtype == (torch.bfloat16 if precision == "bfloat16" else torch.float32)
-    assert ("no bfloat16 instructions" in found.why) == (precision == "bfloat16")
     assert found.sampler == "packed" or precision != "bfloat16"
 
 

@@ -16,7 +16,7 @@ from posttrain.cpu import choice, onednn
 from posttrain.lab.plan.workload import assumed_compute
 from posttrain.models.compute import Compute
 from posttrain.models.load import load_model
-from posttrain.train import rounding
+from posttrain.train import computing, rounding
 from posttrain.train.computing import with_compute
 from posttrain.train.rounding import (
     LEAST_ROUNDED,
@@ -169,6 +169,16 @@ def test_a_run_that_is_told_to_compute_in_bfloat16_does_and_warns_whenever_it_st
         dtype, told = computed(tmp_path, config(folder, precision="bfloat16"))
         assert dtype == torch.bfloat16
         assert "may not hold in float32. Set model.precision=float32" in told
+
+
+def test_bfloat16_warns_on_a_processor_that_has_no_instructions_for_it(folder, tmp_path, monkeypatch):
+    for has in (True, False):
+        monkeypatch.setattr(computing, "has_bfloat16", lambda has=has: has)
+        for precision in ("float32", "bfloat16"):
+            settings = config(folder, learning_rate=1e-3, precision=precision)
+            notes = with_compute(load_model(settings.model), settings, None, decodes=False).notes
+            slow = any("no bfloat16 instructions" in note for note in notes)
+            assert slow == (precision == "bfloat16" and not has)
 
 
 def test_a_run_that_began_in_bfloat16_before_there_was_the_rule_goes_on_so_and_warns(folder, tmp_path, fast):

@@ -164,8 +164,6 @@ def decide(measured: Measured, precision: str, *, size: int, free_bytes: int) ->
     if copy and (needed := size * dtype.itemsize) > COPY_SHARE * free_bytes:
         reasons.append(f"but a copy for sampling takes {needed / 2**30:.1f} GiB and {free_bytes / 2**30:.1f} are free")
         copy = False
-    if dtype == torch.bfloat16 and not has_bfloat16():
-        reasons.append("this processor has no bfloat16 instructions, so float32 would be many times as fast")
     reasons += [measured.doubts] if measured.doubts else []
     return Compute(
         dtype=dtype,

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from posttrain.config import RunConfig
 from posttrain.models.compiled import layers_compiled
-from posttrain.models.compute import FILE, Compute, choose_compute
+from posttrain.models.compute import FILE, Compute, choose_compute, has_bfloat16
 from posttrain.models.load import LoadedModel
 from posttrain.train.rounding import lost, told
 
@@ -30,7 +32,7 @@ def with_compute(loaded: LoadedModel, config: RunConfig, folder: Path | None, *,
     chosen = choose_compute(loaded.model, asked, saved=saved, exact=exact, decodes=decodes, device=loaded.device)
     if path is not None and (chosen.machine or exact) and chosen != saved:
         chosen.write(path)
-    notes = [*_moved(saved, chosen), *told(found, asked, chosen.dtype, exact=exact)]
+    notes = [*_moved(saved, chosen), *told(found, asked, chosen.dtype, exact=exact), *_slow(chosen, loaded.device)]
     return replace(loaded, compute=chosen, notes=(*loaded.notes, *notes))
 
 
@@ -42,6 +44,16 @@ def _moved(saved: Compute | None, chosen: Compute) -> list[str]:
     return [
         f"the run computed in {saved.describe()} on {there} and continues in {chosen.describe()} on {here}: its "
         "numbers will differ in their last bits from those of the first machine"
+    ]
+
+
+def _slow(chosen: Compute, device: torch.device) -> list[str]:
+    """A note for a run in bfloat16 on a processor that has no instructions for it."""
+    if chosen.dtype != torch.bfloat16 or device.type != "cpu" or has_bfloat16():
+        return []
+    return [
+        "model.precision is bfloat16, but this processor has no bfloat16 instructions: a matrix product can take 50 "
+        "times as long as in float32. Set model.precision=auto"
     ]
 
 
