@@ -85,7 +85,7 @@ EXPECTED = {
     },
     "ipo.sh": {"algorithm.name": "ipo", "algorithm.tau": 0.01, "algorithm.length_average": True, "train.steps": 1000},
     "sft.yaml": {
-        "algorithm.name": "sft", "lora.rank": 32, "lora.alpha": 16, "lora.target_modules": "all-linear",
+        "algorithm.name": "sft", "lora.rank": 32, "lora.alpha": 16, "lora.target_modules": ["q_proj", "v_proj"],
         "train.prompts_per_step": 16, "train.learning_rate": 2e-4, "data.max_length": 1024,
     },
     "kto.py": {
@@ -532,6 +532,21 @@ def test_settings_of_trl_that_depend_on_each_other(verb, given, ours, order, tmp
     config = settings(conversion, tmp_path)
     assert {key: at(config, key) for key in ours} == ours
     assert conversion.open == ()
+
+
+@pytest.mark.parametrize("given", [{}, {"lora_target_modules": None}])
+def test_adapters_without_named_layers_are_on_those_of_peft(given, tmp_path):
+    """TRL passes None on (1.16.0, trainer/model_config.py). PEFT 0.21.2 then takes the layers from
+    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (utils/constants.py): q_proj and v_proj for most decoders."""
+    conversion = as_yaml(tmp_path, "sft", use_peft=True, **given)
+    assert at(settings(conversion, tmp_path), "lora.target_modules") == ["q_proj", "v_proj"]
+    assert "PEFT's default for Llama, Qwen" in conversion.text
+    path = tmp_path / "train.py"
+    for told in ("r=64", "r=64, target_modules=None"):
+        path.write_text(
+            SCRIPT.format(told="x", given="max_steps=3").replace("data)", f"data, peft_config=LoraConfig({told}))")
+        )
+        assert convert(path).settings["lora"] == {"rank": 64, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 
 
 def test_the_defaults_of_adapters_are_trls(tmp_path):

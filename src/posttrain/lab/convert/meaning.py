@@ -67,7 +67,8 @@ class _Translation:
         self.given = {name: Given(value) for name, value in self.form.get("defaults", {}).items()}
         older = FORMS["renamed"].get(source.project, {})
         told = {older.get(name, name): given for name, given in source.settings.items()}
-        self.given |= {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
+        told = {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
+        self.given |= {name: given for name, given in told.items() if not _is_left_to_peft(name, given)}
         self.meaning = Meaning()
         self.own: list[str] = []
         self.unknown: set[str] = set()
@@ -114,9 +115,10 @@ class _Translation:
             self._put(told, _origin(name, given, self.source.project, note))
 
     def _put(self, settings: Mapping[str, Any], comment: str) -> None:
+        why = self.form.get("why", {}) if comment.endswith("default") else {}
         for key, value in settings.items():
             self.meaning.settings[key] = copy.deepcopy(value)
-            self.meaning.comments[key] = comment
+            self.meaning.comments[key] = why.get(key, comment)
 
     # --- sizes ---
 
@@ -327,6 +329,7 @@ class _Translation:
         """Translate a LoraConfig, a separate record with its own names and defaults."""
         form, prefix = FORMS[TRL][part], f"{part}."
         own = {n.removeprefix(prefix): g for n, g in self.source.settings.items() if n.startswith(prefix)}
+        own = {name: given for name, given in own.items() if not _is_left_to_peft(name, given)}
         for name, given in ({n: Given(v) for n, v in form["defaults"].items()} | own).items():
             self._take(name, given, form["settings"].get(name), None)
 
@@ -413,6 +416,11 @@ def _origin(name: str, given: Given, project: str, note: str = "", key: str = ""
         return f"{short}, {project}'s default"
     told = "" if key and key.rpartition(".")[2] == last else short
     return ": ".join(part for part in (told, note) if part)
+
+
+def _is_left_to_peft(name: str, given: Given) -> bool:
+    """Is this None for the layers of adapters? PEFT then chooses them, as it does without the setting."""
+    return name.endswith("target_modules") and given.value is None
 
 
 def _parts(told: Mapping[str, Any]) -> int:
