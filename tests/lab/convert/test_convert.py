@@ -432,6 +432,30 @@ def test_passes_need_the_number_of_rows(tmp_path):
     assert settings(convert(path, form="sft", rows=800), tmp_path).train.steps == 200
 
 
+@pytest.mark.parametrize(
+    ("told", "rows", "steps"),
+    [
+        ("trl sft --num_train_epochs 3 --per_device_train_batch_size 32", 10_000, 939),
+        ("trl sft --num_train_epochs 3 --gradient_accumulation_steps 4", 10_000, 939),
+        ("trl sft --num_train_epochs 0.5 --per_device_train_batch_size 32", 100, 2),
+        ("trl sft --num_train_epochs 2 --per_device_train_batch_size 32", 5, 2),
+        ("trl grpo --num_train_epochs 3 --per_device_train_batch_size 32", 1_001, 750),
+        ("trl grpo --num_train_epochs 2 --per_device_train_batch_size 32 --num_iterations 2", 1_003, 500),
+        ("trl ppo --num_train_epochs 3 --per_device_train_batch_size 32", 100, 10),
+        ("python -m main_ppo data.train_batch_size=512 trainer.total_epochs=10", 1_000, 10),
+        ("python -m main_ppo data.train_batch_size=1024 trainer.total_epochs=15", 7_473, 105),
+    ],
+)
+def test_the_rest_of_a_pass_is_counted_as_the_library_counts_it(told, rows, steps, tmp_path):
+    """A smaller batch: ceil per pass in Trainer.set_initial_training_values (transformers 5.23, trainer.py). Left out:
+    RepeatSampler.__len__ (TRL 1.16.0, trainer/utils.py) and steps_per_epoch with drop_last (verl 0.9.1,
+    trainer/ppo/v1/trainer_base.py). Filled by the next pass: total_episodes (TRL 0.12.2, trainer/ppo_trainer.py).
+    """
+    path = tmp_path / "run.sh"
+    path.write_text(f"{told}\n")
+    assert convert(path, rows=rows).settings["train"]["steps"] == steps
+
+
 SIZED = "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet actor_rollout_ref.rollout.n=4"
 
 

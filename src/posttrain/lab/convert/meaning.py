@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 from posttrain.config import PRESETS, describe_fields, setting_names
@@ -25,6 +25,7 @@ _OF_REWARDS = ("custom_reward_function", "max_resp_len", "overlong_buffer", "rew
 CADENCES = ("checkpoint.every", "evaluation.every", "train.warmup_steps")
 """Our settings that count steps. The other library may give a share of all steps, as in save_steps = 0.1."""
 PLACEHOLDER = "VALUE"
+_ROUNDED = {ceil: ", each pass rounded up", floor: ", each pass rounded down", Fraction: ""}
 
 
 @dataclass(frozen=True)
@@ -145,15 +146,15 @@ class _Translation:
                 f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: "
                 "give the number of processes of the other library (--devices), or set both yourself."
             )
-        steps = sizes.steps(self.rows)
+        steps, rounded = sizes.steps(self.rows), _ROUNDED[sizes.whole]
         if steps is not None:
-            by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows" if sizes.limit is None else ""
+            by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows{rounded}" if sizes.limit is None else ""
             by_updates = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
             self._put_size("train.steps", steps, by_rows or by_updates)
         elif sizes.passes is not None and "train.steps" not in self.unknown:
             self.meaning.open.append(
-                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}: the file counts passes over the "
-                "rows; to compute the steps, run posttrain convert --rows N."
+                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}{rounded}: the file counts passes over "
+                "the rows; to compute the steps, run posttrain convert --rows N."
             )
         return sizes
 
