@@ -573,6 +573,34 @@ def test_adapters_without_named_layers_are_on_those_of_peft(given, tmp_path):
         assert convert(path).settings["lora"] == {"rank": 64, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
 
 
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("given", "correction"),
+    [
+        ({"correction": False}, "none"),
+        ({"correction": False, "mode": "token_truncate", "cap": 2.0, "clip_min": 0.5}, "none"),
+        ({"correction": True}, "trl"),
+        ({"mode": "token_truncate", "clip_max": 2.0}, {"level": "token", "action": "truncate", "high": 2.0}),
+    ],
+)
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_the_correction_of_trl_is_switched_off_as_a_whole(given, correction, order, loss, tmp_path):
+    named = {f"vllm_importance_sampling_{name}": value for name, value in [*given.items()][::order]}
+    conversion = as_yaml(tmp_path, "grpo", loss_type=loss, **named)
+    assert not any("has no setting" in note for note in conversion.notes)
+    found = settings(conversion, tmp_path).algorithm.correction
+    if isinstance(correction, dict):
+        found = {name: found[name] for name in correction}
+    assert found == correction
+
+
+@pytest.mark.parametrize(("value", "correction"), [(True, "bypass"), (False, "none")])
+def test_vespo_has_the_engines_weight_unless_it_is_switched_off(value, correction, tmp_path):
+    """TRL 1.16.0 hands VESPO a weight of the engine only with the correction (trainer/grpo_trainer.py)."""
+    conversion = as_yaml(tmp_path, "grpo", loss_type="vespo", vllm_importance_sampling_correction=value)
+    assert settings(conversion, tmp_path).algorithm.correction == correction
+
+
 def test_the_defaults_of_adapters_are_trls(tmp_path):
     lora = settings(as_yaml(tmp_path, "dpo", use_peft=True), tmp_path).lora
     theirs = TOLD["ModelConfig"]

@@ -305,7 +305,8 @@ class _Translation:
         return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
 
     def _exists(self, key: str) -> bool:
-        return not key.startswith("algorithm.") or key in self.own or key.startswith("algorithm.correction.")
+        """Has the algorithm this setting, or settings in it?"""
+        return not key.startswith("algorithm.") or any(f"{own}.".startswith(f"{key}.") for own in self.own)
 
     def _holds(self, told: str | Mapping[str, Any]) -> bool:
         """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}."""
