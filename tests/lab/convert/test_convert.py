@@ -119,7 +119,7 @@ EXPECTED = {
     "dapo.sh": {
         "algorithm.filter": "signal", "algorithm.clip_high": 0.28, "algorithm.dual_clip": 10.0,
         "algorithm.shaping": "soft_overlong", "algorithm.overlong_buffer": 4096, "train.minibatches": 16,
-        "train.max_sampling_rounds": 10, "train.steps": ROWS // 512, "evaluation.samples": 1, "sampling.top_k": 0,
+        "train.max_sampling_rounds": 10, "train.steps": ROWS // 512, "evaluation.samples": 0, "sampling.top_k": 0,
     },
     "rloo.yaml": {
         "algorithm.baseline": "leave_one_out", "algorithm.normalisation": "none", "lora.rank": 32,
@@ -618,6 +618,14 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
     assert (config.checkpoint.every, config.evaluation.every) == ((30, 5) if strategy == "steps" else (0, 0))
 
 
+OF_OTHER_LOSSES = [
+    "actor.tau_pos=1.0", "actor.tau_neg=1.05", "actor.policy_loss.clip_cov_ratio=0.0002",
+    "actor.policy_loss.clip_cov_lb=1.0", "actor.policy_loss.clip_cov_ub=5.0", "actor.policy_loss.kl_cov_ratio=0.0002",
+    "actor.policy_loss.ppo_kl_coef=0.1",
+]  # fmt: skip
+"""Defaults in each complete YAML of verl, which its loss "vanilla" does not read."""
+
+
 @catalogue("order", [1, -1])
 @catalogue(
     "given, ours",
@@ -635,6 +643,16 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
         ("critic.model.lora_rank=32", {"lora": None}),
         ("algorithm.adv_estimator=gae critic.model.lora_rank=8 critic.model.lora_alpha=4 model.lora_rank=2",
          {"critic.rank": 8, "critic.alpha": 4, "lora.rank": 2, "lora.alpha": 16}),
+        *[(f"actor.policy_loss.loss_mode={mode} {' '.join(OF_OTHER_LOSSES)}", {"algorithm.trust_region": "clip"})
+          for mode in ("vanilla", "gspo")],
+        ("algorithm.filter_groups.enable=False algorithm.filter_groups.max_num_gen_batches=4",
+         {"algorithm.filter": "none", "train.max_sampling_rounds": 10}),
+        ("model.lora.rank=0 model.lora.alpha=32 model.lora.dropout=0.0", {"lora": None}),
+        ("model.lora.rank=8 model.lora.alpha=32", {"lora.rank": 8, "lora.alpha": 32}),
+        ("rollout.val_kwargs.temperature=0 rollout.val_kwargs.n=1 rollout.val_kwargs.do_sample=False",
+         {"evaluation.samples": 0}),
+        ("rollout.val_kwargs.temperature=0.6 rollout.val_kwargs.n=8", {"evaluation.samples": 8}),
+        ("rollout.val_kwargs.temperature=0.6 rollout.val_kwargs.do_sample=True", {"evaluation.samples": 1}),
         ("actor.use_kl_loss=True algorithm.use_kl_in_reward=False", {"algorithm.kl_coef": 0.001}),
         ("actor.use_kl_loss=False algorithm.use_kl_in_reward=True", {"algorithm.kl": "reward"}),
     ],
@@ -646,9 +664,57 @@ def test_settings_of_verl_that_depend_on_each_other(given, ours, order, tmp_path
     assert conversion.open == ()
 
 
+@catalogue(
+    "given, correction",
+    [
+        ("rollout_correction.rollout_is=null rollout_correction.rollout_is_threshold=2.0", "none"),
+        ("rollout_correction.rollout_is=null rollout_correction.rollout_is_batch_normalize=False", "none"),
+        ("rollout_correction.bypass_mode=False rollout_correction.loss_type=ppo_clip", "none"),
+        ("rollout_correction.rollout_is=token", {"level": "token", "action": "truncate", "high": 2.0, "low": None}),
+        ("rollout_correction.rollout_is=sequence rollout_correction.rollout_is_threshold=5.0",
+         {"level": "sequence", "action": "truncate", "high": 5.0, "low": None, "normalize": False}),
+        ("rollout_correction.rollout_is=sequence rollout_correction.rollout_is_batch_normalize=True",
+         {"level": "sequence", "high": 2.0, "normalize": True}),
+        ("rollout_correction.bypass_mode=True rollout_correction.rollout_is=token", "bypass"),
+        ("rollout_is=False rollout_is_threshold=2.0 rollout_is_level=sequence rollout_is_mode=mask", "none"),
+        ("rollout_is=True rollout_is_threshold=3.0 rollout_is_level=sequence rollout_is_mode=truncate",
+         {"level": "sequence", "action": "truncate", "high": 3.0}),
+    ],
+)  # fmt: skip
+@catalogue("estimator", ["grpo", "gae"])
+def test_the_correction_of_verl_is_on_only_where_it_is_on_there(given, correction, estimator, tmp_path):
+    """rollout_is = null applies no weight, a threshold alone is a bound that nothing reads, and bypass_mode with
+    ppo_clip gets no weight (verl 0.9.1, trainer/ppo/rollout_corr_helper.py and core_algos.py). Before 0.6.1 rollout_is
+    was a switch below algorithm (0.6.0, trainer/config/ppo_trainer.yaml)."""
+    words = [f"algorithm.{word}" for word in [f"adv_estimator={estimator}", *given.split()]]
+    conversion = of_verl(tmp_path, words)
+    found = settings(conversion, tmp_path).algorithm.settings["correction"]
+    if isinstance(correction, dict):
+        found = {name: found[name] for name in correction}
+    assert (found, conversion.open) == (correction, ())
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "rollout_correction.rollout_rs=token_k1 rollout_correction.rollout_rs_threshold=2.0",
+        "rollout_correction.rollout_is=token rollout_correction.rollout_is_threshold=0.5_5.0",
+        "rollout_correction.bypass_mode=True rollout_correction.loss_type=reinforce",
+        "rollout_is=True rollout_is_threshold=2.0 rollout_is_mode=mask",
+    ],
+)
+def test_a_correction_of_verl_that_is_not_taken_over_is_asked_for(word, tmp_path):
+    assert len(of_verl(tmp_path, [f"algorithm.{part}" for part in word.split()]).open) == 1
+
+
 def of_verl(tmp_path, words, files="gsm8k.parquet"):
     """Convert a command of verl. Names without a section are the policy's."""
-    sections = {"optim": "actor_rollout_ref.actor.", "model": "actor_rollout_ref.", "actor": "actor_rollout_ref."}
+    sections = {
+        "optim": "actor_rollout_ref.actor.",
+        "model": "actor_rollout_ref.",
+        "actor": "actor_rollout_ref.",
+        "rollout": "actor_rollout_ref.",
+    }
     named = [f"{sections.get(word.partition('.')[0], '')}{word}" for word in words]
     path = tmp_path / "run.sh"
     path.write_text(
