@@ -707,6 +707,20 @@ def test_a_correction_of_verl_that_is_not_taken_over_is_asked_for(word, tmp_path
     assert len(of_verl(tmp_path, [f"algorithm.{part}" for part in word.split()]).open) == 1
 
 
+@catalogue(
+    "kind, estimator, noted",
+    [
+        ("low_var_kl", "k3", 0), ("k3", "k3", 0), ("k2", "k2", 0), ("mse", "k2", 0), ("k3+", "k2", 0), ("k1+", "k2", 0),
+        ("low_var_kl+", "k2", 0), ("mse+", "k2", 0), ("k1", "k3", 1), ("abs", "k3", 1),
+    ],
+)  # fmt: skip
+def test_a_kl_of_verl_has_the_gradient_that_it_has_there(kind, estimator, noted, tmp_path):
+    """With a plus, kl_penalty keeps the value and takes the gradient of k2 (verl 0.9.1, trainer/ppo/core_algos.py)."""
+    conversion = of_verl(tmp_path, ["actor.use_kl_loss=True", f"actor.kl_loss_type={kind}"])
+    assert settings(conversion, tmp_path).algorithm.kl_estimator == estimator
+    assert sum("kl_loss_type" in note for note in conversion.notes) == noted
+
+
 def of_verl(tmp_path, words, files="gsm8k.parquet"):
     """Convert a command of verl. Names without a section are the policy's."""
     sections = {
