@@ -85,7 +85,7 @@ EXPECTED = {
     },
     "ipo.sh": {"algorithm.name": "ipo", "algorithm.tau": 0.01, "algorithm.length_average": True, "train.steps": 1000},
     "sft.yaml": {
-        "algorithm.name": "sft", "lora.rank": 32, "lora.alpha": 16, "lora.target_modules": "all-linear",
+        "algorithm.name": "sft", "lora.rank": 32, "lora.alpha": 16, "lora.target_modules": ["q_proj", "v_proj"],
         "train.prompts_per_step": 16, "train.learning_rate": 2e-4, "data.max_length": 1024,
     },
     "kto.py": {
@@ -119,7 +119,7 @@ EXPECTED = {
     "dapo.sh": {
         "algorithm.filter": "signal", "algorithm.clip_high": 0.28, "algorithm.dual_clip": 10.0,
         "algorithm.shaping": "soft_overlong", "algorithm.overlong_buffer": 4096, "train.minibatches": 16,
-        "train.max_sampling_rounds": 10, "train.steps": ROWS // 512, "evaluation.samples": 1, "sampling.top_k": 0,
+        "train.max_sampling_rounds": 10, "train.steps": ROWS // 512, "evaluation.samples": 0, "sampling.top_k": 0,
     },
     "rloo.yaml": {
         "algorithm.baseline": "leave_one_out", "algorithm.normalisation": "none", "lora.rank": 32,
@@ -432,6 +432,30 @@ def test_passes_need_the_number_of_rows(tmp_path):
     assert settings(convert(path, form="sft", rows=800), tmp_path).train.steps == 200
 
 
+@pytest.mark.parametrize(
+    ("told", "rows", "steps"),
+    [
+        ("trl sft --num_train_epochs 3 --per_device_train_batch_size 32", 10_000, 939),
+        ("trl sft --num_train_epochs 3 --gradient_accumulation_steps 4", 10_000, 939),
+        ("trl sft --num_train_epochs 0.5 --per_device_train_batch_size 32", 100, 2),
+        ("trl sft --num_train_epochs 2 --per_device_train_batch_size 32", 5, 2),
+        ("trl grpo --num_train_epochs 3 --per_device_train_batch_size 32", 1_001, 750),
+        ("trl grpo --num_train_epochs 2 --per_device_train_batch_size 32 --num_iterations 2", 1_003, 500),
+        ("trl ppo --num_train_epochs 3 --per_device_train_batch_size 32", 100, 10),
+        ("python -m main_ppo data.train_batch_size=512 trainer.total_epochs=10", 1_000, 10),
+        ("python -m main_ppo data.train_batch_size=1024 trainer.total_epochs=15", 7_473, 105),
+    ],
+)
+def test_the_rest_of_a_pass_is_counted_as_the_library_counts_it(told, rows, steps, tmp_path):
+    """A smaller batch: ceil per pass in Trainer.set_initial_training_values (transformers 5.23, trainer.py). Left out:
+    RepeatSampler.__len__ (TRL 1.16.0, trainer/utils.py) and steps_per_epoch with drop_last (verl 0.9.1,
+    trainer/ppo/v1/trainer_base.py). Filled by the next pass: total_episodes (TRL 0.12.2, trainer/ppo_trainer.py).
+    """
+    path = tmp_path / "run.sh"
+    path.write_text(f"{told}\n")
+    assert convert(path, rows=rows).settings["train"]["steps"] == steps
+
+
 SIZED = "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet actor_rollout_ref.rollout.n=4"
 
 
@@ -534,6 +558,49 @@ def test_settings_of_trl_that_depend_on_each_other(verb, given, ours, order, tmp
     assert conversion.open == ()
 
 
+@pytest.mark.parametrize("given", [{}, {"lora_target_modules": None}])
+def test_adapters_without_named_layers_are_on_those_of_peft(given, tmp_path):
+    """TRL passes None on (1.16.0, trainer/model_config.py). PEFT 0.21.2 then takes the layers from
+    TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING (utils/constants.py): q_proj and v_proj for most decoders."""
+    conversion = as_yaml(tmp_path, "sft", use_peft=True, **given)
+    assert at(settings(conversion, tmp_path), "lora.target_modules") == ["q_proj", "v_proj"]
+    assert "PEFT's default for Llama, Qwen" in conversion.text
+    path = tmp_path / "train.py"
+    for told in ("r=64", "r=64, target_modules=None"):
+        path.write_text(
+            SCRIPT.format(told="x", given="max_steps=3").replace("data)", f"data, peft_config=LoraConfig({told}))")
+        )
+        assert convert(path).settings["lora"] == {"rank": 64, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+@pytest.mark.parametrize(
+    ("given", "correction"),
+    [
+        ({"correction": False}, "none"),
+        ({"correction": False, "mode": "token_truncate", "cap": 2.0, "clip_min": 0.5}, "none"),
+        ({"correction": True}, "trl"),
+        ({"mode": "token_truncate", "clip_max": 2.0}, {"level": "token", "action": "truncate", "high": 2.0}),
+    ],
+)
+@pytest.mark.parametrize("loss", ["dapo", "grpo"])
+def test_the_correction_of_trl_is_switched_off_as_a_whole(given, correction, order, loss, tmp_path):
+    named = {f"vllm_importance_sampling_{name}": value for name, value in [*given.items()][::order]}
+    conversion = as_yaml(tmp_path, "grpo", loss_type=loss, **named)
+    assert not any("has no setting" in note for note in conversion.notes)
+    found = settings(conversion, tmp_path).algorithm.correction
+    if isinstance(correction, dict):
+        found = {name: found[name] for name in correction}
+    assert found == correction
+
+
+@pytest.mark.parametrize(("value", "correction"), [(True, "bypass"), (False, "none")])
+def test_vespo_has_the_engines_weight_unless_it_is_switched_off(value, correction, tmp_path):
+    """TRL 1.16.0 hands VESPO a weight of the engine only with the correction (trainer/grpo_trainer.py)."""
+    conversion = as_yaml(tmp_path, "grpo", loss_type="vespo", vllm_importance_sampling_correction=value)
+    assert settings(conversion, tmp_path).algorithm.correction == correction
+
+
 def test_the_defaults_of_adapters_are_trls(tmp_path):
     lora = settings(as_yaml(tmp_path, "dpo", use_peft=True), tmp_path).lora
     theirs = TOLD["ModelConfig"]
@@ -549,6 +616,14 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
     path.write_text(f"trl dpo --model_name_or_path m --dataset_name d --max_steps 9 {given}\n")
     config = settings(convert(path), tmp_path)
     assert (config.checkpoint.every, config.evaluation.every) == ((30, 5) if strategy == "steps" else (0, 0))
+
+
+OF_OTHER_LOSSES = [
+    "actor.tau_pos=1.0", "actor.tau_neg=1.05", "actor.policy_loss.clip_cov_ratio=0.0002",
+    "actor.policy_loss.clip_cov_lb=1.0", "actor.policy_loss.clip_cov_ub=5.0", "actor.policy_loss.kl_cov_ratio=0.0002",
+    "actor.policy_loss.ppo_kl_coef=0.1",
+]  # fmt: skip
+"""Defaults in each complete YAML of verl, which its loss "vanilla" does not read."""
 
 
 @catalogue("order", [1, -1])
@@ -568,6 +643,16 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
         ("critic.model.lora_rank=32", {"lora": None}),
         ("algorithm.adv_estimator=gae critic.model.lora_rank=8 critic.model.lora_alpha=4 model.lora_rank=2",
          {"critic.rank": 8, "critic.alpha": 4, "lora.rank": 2, "lora.alpha": 16}),
+        *[(f"actor.policy_loss.loss_mode={mode} {' '.join(OF_OTHER_LOSSES)}", {"algorithm.trust_region": "clip"})
+          for mode in ("vanilla", "gspo")],
+        ("algorithm.filter_groups.enable=False algorithm.filter_groups.max_num_gen_batches=4",
+         {"algorithm.filter": "none", "train.max_sampling_rounds": 10}),
+        ("model.lora.rank=0 model.lora.alpha=32 model.lora.dropout=0.0", {"lora": None}),
+        ("model.lora.rank=8 model.lora.alpha=32", {"lora.rank": 8, "lora.alpha": 32}),
+        ("rollout.val_kwargs.temperature=0 rollout.val_kwargs.n=1 rollout.val_kwargs.do_sample=False",
+         {"evaluation.samples": 0}),
+        ("rollout.val_kwargs.temperature=0.6 rollout.val_kwargs.n=8", {"evaluation.samples": 8}),
+        ("rollout.val_kwargs.temperature=0.6 rollout.val_kwargs.do_sample=True", {"evaluation.samples": 1}),
         ("actor.use_kl_loss=True algorithm.use_kl_in_reward=False", {"algorithm.kl_coef": 0.001}),
         ("actor.use_kl_loss=False algorithm.use_kl_in_reward=True", {"algorithm.kl": "reward"}),
     ],
@@ -579,9 +664,71 @@ def test_settings_of_verl_that_depend_on_each_other(given, ours, order, tmp_path
     assert conversion.open == ()
 
 
+@catalogue(
+    "given, correction",
+    [
+        ("rollout_correction.rollout_is=null rollout_correction.rollout_is_threshold=2.0", "none"),
+        ("rollout_correction.rollout_is=null rollout_correction.rollout_is_batch_normalize=False", "none"),
+        ("rollout_correction.bypass_mode=False rollout_correction.loss_type=ppo_clip", "none"),
+        ("rollout_correction.rollout_is=token", {"level": "token", "action": "truncate", "high": 2.0, "low": None}),
+        ("rollout_correction.rollout_is=sequence rollout_correction.rollout_is_threshold=5.0",
+         {"level": "sequence", "action": "truncate", "high": 5.0, "low": None, "normalize": False}),
+        ("rollout_correction.rollout_is=sequence rollout_correction.rollout_is_batch_normalize=True",
+         {"level": "sequence", "high": 2.0, "normalize": True}),
+        ("rollout_correction.bypass_mode=True rollout_correction.rollout_is=token", "bypass"),
+        ("rollout_is=False rollout_is_threshold=2.0 rollout_is_level=sequence rollout_is_mode=mask", "none"),
+        ("rollout_is=True rollout_is_threshold=3.0 rollout_is_level=sequence rollout_is_mode=truncate",
+         {"level": "sequence", "action": "truncate", "high": 3.0}),
+    ],
+)  # fmt: skip
+@catalogue("estimator", ["grpo", "gae"])
+def test_the_correction_of_verl_is_on_only_where_it_is_on_there(given, correction, estimator, tmp_path):
+    """rollout_is = null applies no weight, a threshold alone is a bound that nothing reads, and bypass_mode with
+    ppo_clip gets no weight (verl 0.9.1, trainer/ppo/rollout_corr_helper.py and core_algos.py). Before 0.6.1 rollout_is
+    was a switch below algorithm (0.6.0, trainer/config/ppo_trainer.yaml)."""
+    words = [f"algorithm.{word}" for word in [f"adv_estimator={estimator}", *given.split()]]
+    conversion = of_verl(tmp_path, words)
+    found = settings(conversion, tmp_path).algorithm.settings["correction"]
+    if isinstance(correction, dict):
+        found = {name: found[name] for name in correction}
+    assert (found, conversion.open) == (correction, ())
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "rollout_correction.rollout_rs=token_k1 rollout_correction.rollout_rs_threshold=2.0",
+        "rollout_correction.rollout_is=token rollout_correction.rollout_is_threshold=0.5_5.0",
+        "rollout_correction.bypass_mode=True rollout_correction.loss_type=reinforce",
+        "rollout_is=True rollout_is_threshold=2.0 rollout_is_mode=mask",
+    ],
+)
+def test_a_correction_of_verl_that_is_not_taken_over_is_asked_for(word, tmp_path):
+    assert len(of_verl(tmp_path, [f"algorithm.{part}" for part in word.split()]).open) == 1
+
+
+@catalogue(
+    "kind, estimator, noted",
+    [
+        ("low_var_kl", "k3", 0), ("k3", "k3", 0), ("k2", "k2", 0), ("mse", "k2", 0), ("k3+", "k2", 0), ("k1+", "k2", 0),
+        ("low_var_kl+", "k2", 0), ("mse+", "k2", 0), ("k1", "k3", 1), ("abs", "k3", 1),
+    ],
+)  # fmt: skip
+def test_a_kl_of_verl_has_the_gradient_that_it_has_there(kind, estimator, noted, tmp_path):
+    """With a plus, kl_penalty keeps the value and takes the gradient of k2 (verl 0.9.1, trainer/ppo/core_algos.py)."""
+    conversion = of_verl(tmp_path, ["actor.use_kl_loss=True", f"actor.kl_loss_type={kind}"])
+    assert settings(conversion, tmp_path).algorithm.kl_estimator == estimator
+    assert sum("kl_loss_type" in note for note in conversion.notes) == noted
+
+
 def of_verl(tmp_path, words, files="gsm8k.parquet"):
     """Convert a command of verl. Names without a section are the policy's."""
-    sections = {"optim": "actor_rollout_ref.actor.", "model": "actor_rollout_ref.", "actor": "actor_rollout_ref."}
+    sections = {
+        "optim": "actor_rollout_ref.actor.",
+        "model": "actor_rollout_ref.",
+        "actor": "actor_rollout_ref.",
+        "rollout": "actor_rollout_ref.",
+    }
     named = [f"{sections.get(word.partition('.')[0], '')}{word}" for word in words]
     path = tmp_path / "run.sh"
     path.write_text(

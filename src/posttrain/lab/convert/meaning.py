@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 from posttrain.config import PRESETS, describe_fields, setting_names
@@ -25,6 +25,7 @@ _OF_REWARDS = ("custom_reward_function", "max_resp_len", "overlong_buffer", "rew
 CADENCES = ("checkpoint.every", "evaluation.every", "train.warmup_steps")
 """Our settings that count steps. The other library may give a share of all steps, as in save_steps = 0.1."""
 PLACEHOLDER = "VALUE"
+_ROUNDED = {ceil: ", each pass rounded up", floor: ", each pass rounded down", Fraction: ""}
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,8 @@ class _Translation:
         self.given = {name: Given(value) for name, value in self.form.get("defaults", {}).items()}
         older = FORMS["renamed"].get(source.project, {})
         told = {older.get(name, name): given for name, given in source.settings.items()}
-        self.given |= {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
+        told = {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
+        self.given |= {name: given for name, given in told.items() if not _is_left_to_peft(name, given)}
         self.meaning = Meaning()
         self.own: list[str] = []
         self.unknown: set[str] = set()
@@ -114,9 +116,10 @@ class _Translation:
             self._put(told, _origin(name, given, self.source.project, note))
 
     def _put(self, settings: Mapping[str, Any], comment: str) -> None:
+        why = self.form.get("why", {}) if comment.endswith("default") else {}
         for key, value in settings.items():
             self.meaning.settings[key] = copy.deepcopy(value)
-            self.meaning.comments[key] = comment
+            self.meaning.comments[key] = why.get(key, comment)
 
     # --- sizes ---
 
@@ -143,15 +146,15 @@ class _Translation:
                 f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: "
                 "give the number of processes of the other library (--devices), or set both yourself."
             )
-        steps = sizes.steps(self.rows)
+        steps, rounded = sizes.steps(self.rows), _ROUNDED[sizes.whole]
         if steps is not None:
-            by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows" if sizes.limit is None else ""
+            by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows{rounded}" if sizes.limit is None else ""
             by_updates = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
             self._put_size("train.steps", steps, by_rows or by_updates)
         elif sizes.passes is not None and "train.steps" not in self.unknown:
             self.meaning.open.append(
-                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}: the file counts passes over the "
-                "rows; to compute the steps, run posttrain convert --rows N."
+                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}{rounded}: the file counts passes over "
+                "the rows; to compute the steps, run posttrain convert --rows N."
             )
         return sizes
 
@@ -302,7 +305,8 @@ class _Translation:
         return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
 
     def _exists(self, key: str) -> bool:
-        return not key.startswith("algorithm.") or key in self.own or key.startswith("algorithm.correction.")
+        """Has the algorithm this setting, or settings in it?"""
+        return not key.startswith("algorithm.") or any(f"{own}.".startswith(f"{key}.") for own in self.own)
 
     def _holds(self, told: str | Mapping[str, Any]) -> bool:
         """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}."""
@@ -327,6 +331,7 @@ class _Translation:
         """Translate a LoraConfig, a separate record with its own names and defaults."""
         form, prefix = FORMS[TRL][part], f"{part}."
         own = {n.removeprefix(prefix): g for n, g in self.source.settings.items() if n.startswith(prefix)}
+        own = {name: given for name, given in own.items() if not _is_left_to_peft(name, given)}
         for name, given in ({n: Given(v) for n, v in form["defaults"].items()} | own).items():
             self._take(name, given, form["settings"].get(name), None)
 
@@ -413,6 +418,11 @@ def _origin(name: str, given: Given, project: str, note: str = "", key: str = ""
         return f"{short}, {project}'s default"
     told = "" if key and key.rpartition(".")[2] == last else short
     return ": ".join(part for part in (told, note) if part)
+
+
+def _is_left_to_peft(name: str, given: Given) -> bool:
+    """Is this None for the layers of adapters? PEFT then chooses them, as it does without the setting."""
+    return name.endswith("target_modules") and given.value is None
 
 
 def _parts(told: Mapping[str, Any]) -> int:

@@ -4,6 +4,8 @@ TRL, sampled     rows of an update = per_device_train_batch_size * gradient_accu
                  prompts_per_step  = generation_batch_size / num_generations,   minibatches = its rows / those
 TRL, given rows  prompts_per_step  = rows of an update
 verl             prompts_per_step  = train_batch_size,   minibatches = train_batch_size / ppo_mini_batch_size
+
+TRL trains on given rows that are left at the end of a pass as a smaller batch. Its samplers and verl leave them out.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 from typing import Any
 
 Get = Callable[[str], Any]
@@ -34,6 +36,9 @@ class Sizes:
     """Total number of steps, as the other library counts them."""
     passes: float | None = None
     """Passes over the rows, if there is no limit."""
+    whole: Callable[[Fraction], Fraction | int] = ceil
+    """Rounds the steps of a pass: `ceil` if the rows left at its end are a smaller batch, `floor` if they are left out,
+    `Fraction` if the next pass fills their batch."""
     counts_ours: bool = False
     """True if a step of the other library is one of ours, whatever its sizes are."""
     used: Mapping[str, Sequence[str]]
@@ -49,7 +54,7 @@ class Sizes:
             return max(1, ceil(Fraction(self.limit, self.counted)))
         if rows is None or self.passes is None:
             return None
-        return max(1, int(Fraction(self.passes) * rows / self.prompts))
+        return max(1, ceil(self.passes * self.whole(rows / self.prompts)))
 
 
 BOTH = ("train.prompts_per_step", "train.minibatches")
@@ -77,6 +82,7 @@ def generated(get: Get, devices: int) -> Sizes:
         epochs=epochs,
         counted=max(1, ceil(minibatches * epochs)),
         **_length(get),
+        whole=floor,
         used=dict.fromkeys(BATCHES, BOTH) | LENGTHS | {"num_iterations": EPOCHS},
     )
 
@@ -100,6 +106,7 @@ def episodes(get: Get, devices: int) -> Sizes:
         epochs=get("num_ppo_epochs"),
         limit=ceil(total / batch) if total else told.limit,
         passes=told.passes,
+        whole=Fraction,
         used={**told.used, "total_episodes": STEPS, "num_mini_batches": MINIBATCHES, "num_ppo_epochs": EPOCHS},
     )
 
@@ -134,6 +141,7 @@ def global_(get: Get, devices: int) -> Sizes:
         epochs=get("actor_rollout_ref.actor.ppo_epochs"),
         limit=get("trainer.total_training_steps"),
         passes=get("trainer.total_epochs"),
+        whole=floor,
         counts_ours=True,
         used={
             "data.train_batch_size": BOTH,
