@@ -229,7 +229,7 @@ def test_special_tokens_in_the_calls_of_a_client_are_text():
     assert hidden[0]["role"] == "assistant"
 
 
-@pytest.mark.parametrize("given", [{"x": 1}, "well done", [1], float("nan")])
+@pytest.mark.parametrize("given", [{"x": 1}, "well done", "4", b"4", [1], float("nan"), 10**400])
 def test_an_agent_returns_a_reward_messages_or_nothing(given):
     with pytest.raises((TypeError, ValueError), match="the agent returned"):
         _worth(given)

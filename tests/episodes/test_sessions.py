@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -10,15 +11,17 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import mpmath
+import numpy as np
 import psutil
 import pytest
 from tests.catalogue import few
 
-from posttrain.episodes.conduct import Conduct, as_messages
+from posttrain.episodes.conduct import Conduct, as_messages, as_reward
 from posttrain.episodes.sessions import Reply, Session, Sessions, Setup
 from posttrain.episodes.tools import calculator, find_tool
 from posttrain.errors import ConfigError
@@ -500,3 +503,39 @@ def test_messages_come_in_every_form():
     ]
     with pytest.raises(TypeError, match="not a message"):
         as_messages({"role": "assistant", "content": "I am the model"})
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"role": "user"}, "{'role': 'user'} is not a message"),
+        (["higher", {"role": "user", "text": "lower"}], "{'role': 'user', 'text': 'lower'} in ['higher', {"),
+        (("higher", 1.0, False), "1.0 in ('higher', 1.0, False) is not a message"),
+        (("higher", {}), "{} in ('higher', {}) is not a message"),
+    ],
+)
+def test_what_is_no_message_is_named_with_all_that_was_returned(given, named):
+    with pytest.raises(TypeError) as caught:
+        as_messages(given)
+    assert str(caught.value).startswith(named)
+    assert ("turn_reward() returns the reward" in str(caught.value)) == (1.0 in given)
+
+
+def test_the_content_of_a_message_may_be_empty_and_calls_need_none():
+    empty = {"role": "user", "content": ""}
+    assert as_messages([empty, empty | {"content": None}]) == [empty, empty]
+    called = {"role": "assistant", "tool_calls": []}
+    assert as_messages(called, roles=("assistant",)) == [called | {"content": ""}]
+
+
+@pytest.mark.parametrize("given", ["0.5", b"0.5", {}, [0.5], math.nan, 10**400])
+def test_a_reward_of_an_environment_is_a_finite_number(given):
+    with pytest.raises(
+        (TypeError, ValueError), match=r"turn_reward\(\) returned .* must return a finite number or None"
+    ):
+        as_reward(given, "turn_reward()")
+
+
+@pytest.mark.parametrize("given", [1, True, Fraction(1), np.float32(1), np.int64(1)])
+def test_every_kind_of_number_is_a_reward(given):
+    assert as_reward(given, "reward()") == 1.0

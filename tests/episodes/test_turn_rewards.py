@@ -24,7 +24,7 @@ from posttrain.functional.baselines import place_on_last_token
 from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.rewards.load import Target
 from posttrain.train.advantages import without_truncated
-from posttrain.types import Completion, Experience, Prompt
+from posttrain.types import Completion, Episode, Experience, Prompt
 
 PAYING = str(Path(__file__).with_name("paying.py"))
 Played = tuple[list[Prompt], list[list[Completion]]]
@@ -202,14 +202,31 @@ def test_what_hit_a_limit_keeps_what_it_earned_and_is_truncated(how, limit):
 
 
 def test_the_metrics_have_what_each_turn_earned():
+    """A turn without a reward is no turn with reward 0: the environment is silent after every second one."""
     _, groups = of_turns_alone()
-    found = {name: float(metric) for name, metric in turn_metrics(list(chain(*groups))).items()}
-    ended = [one.episode for one in chain(*groups) if one.episode]
-    paid = sum(bool(episode.turn_rewards) for episode in ended)
-    assert 0 < paid <= len(ended)
-    assert found["turns/reward/1"] == pytest.approx(0.5 * paid / len(ended))
-    assert found["turns/reward/2"] == found["turns/reward/4"] == 0.0
-    third = [episode for episode in ended if episode.turns >= 3]
-    assert found["turns/reward/3"] == pytest.approx(sum(e.turn_rewards[2] or 0 for e in third) / len(third))
+    assert shown_rewards(list(chain(*groups))) == {"turns/reward/1": 0.5, "turns/reward/3": 0.5}
     _, groups = of_pays(pays=False)
-    assert not any(name.startswith("turns/reward") for name in turn_metrics(list(chain(*groups))))
+    assert shown_rewards(list(chain(*groups))) == {}
+
+
+def test_a_turn_that_a_limit_cut_does_not_lower_the_mean_reward_of_its_turn():
+    episodes = [
+        Episode(messages=(), turns=turns, ended=ended, turn_rewards=rewards, failure=failure)
+        for turns, ended, rewards, failure in (
+            (1, "max_completion_length", (), ""),
+            (2, "max_completion_length", (1.0, None), ""),
+            (2, "done", (0.2, -0.3), ""),
+            (1, "failed", (9.0,), "crash"),
+        )
+    ]
+    _, groups = of_pays()
+    assert shown_rewards([replace(groups[0][0], episode=one) for one in episodes]) == {
+        "turns/reward/1": pytest.approx(0.6),
+        "turns/reward/2": -0.3,
+    }
+
+
+def shown_rewards(completions: Sequence[Completion]) -> dict[str, float]:
+    """The metrics of the rewards of turns."""
+    found = turn_metrics(completions).items()
+    return {name: float(metric) for name, metric in found if name.startswith("turns/reward")}

@@ -161,6 +161,17 @@ def test_escape_sequences_of_a_model_do_not_reach_the_terminal(tty, monkeypatch)
     assert "[bold]x[/bold]" in text, "rich's markup must appear as text"
 
 
+def test_an_answer_without_an_advantage_has_none_on_the_terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Tty()
+    view = TerminalView(stream, show_samples=True)
+    view.started("run")
+    view.samples(1, [{"prompt": "?", "completion": "4", "reward": 1.0, "advantage": None}])
+    view.close()
+    assert "n/a" in stream.getvalue()
+    assert "+0.00" not in stream.getvalue()
+
+
 def test_a_broken_stream_warns_once_and_never_raises():
     class Broken(io.StringIO):
         def write(self, text: str) -> int:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from tests.disks import FILL, on_a_small_disk
 from tests.processes import run_code
 
 from posttrain.errors import ConfigError, RewardError
+from posttrain.experience.assemble import assemble
 from posttrain.experience.group import groups_of
 from posttrain.experience.rollouts import rollout_table
 from posttrain.owner import machine
@@ -191,6 +193,18 @@ def test_a_rollout_row_holds_the_text_the_ids_and_each_number_behind_its_loss(st
     ]
     assert (rows[2]["reward"], rows[2]["scored"], rows[2]["finish_reason"]) == (None, False, "length")
     assert (rows[3]["advantage"], rows[3]["advantages"], rows[3]["version"]) == (None, [], None)
+
+
+def test_the_advantage_of_a_row_is_a_mean_without_the_tokens_that_are_too_old():
+    """Two of three rows have tokens of version 3, which version 5 no longer trains."""
+    text = Completion(ids=(7, 8, 9), logprobs=(-1.0,) * 3, versions=(3, 3, 5), finish_reason="eos", text="?")
+    fresh = replace(text, versions=(5, 5, 5))
+    groups = groups_of([Prompt(index=0, ids=(1,), text="?")], [[text, fresh, replace(text, versions=(3,) * 3)]], None)
+    experience = assemble(groups, pad_id=0, version=5, max_lag=1)
+    advantages_BT = torch.tensor([[-1.5], [-1.5], [3.0]]) * experience.completion_mask_BT
+    table = rollout_table(9, groups, advantages_BT, completion_mask_BT=experience.completion_mask_BT, version=5)
+    assert table["advantage"].to_pylist() == [-1.5, -1.5, None]
+    assert table["advantages"].to_pylist() == [[0.0, 0.0, -1.5], [-1.5] * 3, [0.0] * 3]
 
 
 # --- one run per folder, one writer per run --------------------------------------------------------------------------

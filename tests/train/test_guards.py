@@ -16,6 +16,7 @@ from posttrain.experience.feed import StepData, name_completions, name_examples
 from posttrain.experience.group import groups_of
 from posttrain.rewards.scores import ENVIRONMENT, Failure
 from posttrain.train.guards import (
+    FailingTools,
     Guards,
     Ignored,
     NonFinite,
@@ -365,6 +366,52 @@ def test_nothing_is_ignored_if_a_reward_reads_it():
     assert Ignored().observe(1, [played(1.0)]) is None
 
 
+# --- tools whose calls all fail --------------------------------------------------------------------------------------
+
+
+def called(tool: str, count: int, *, failed: int, failure: str = "") -> Completion:
+    texts = ["error: NameError: name 'math'\nis not defined"] * failed + ["4"] * (count - failed)
+    messages = tuple({"role": "tool", "name": tool, "content": text} for text in texts)
+    episode = Episode(
+        messages=messages, turns=1, ended="done", calls=(tool,) * count, errors=(tool,) * failed, failure=failure
+    )
+    return replace(completion(3), episode=episode)
+
+
+def test_a_tool_that_always_fails_is_reported_once_with_its_first_error():
+    guard = FailingTools()
+    given = [called("look", 6, failed=6), called("look", 6, failed=6), called("fine", 9, failed=3), completion(3)]
+    warning = str(guard.observe(1, given))
+    assert "step 1: the last 12 calls of look all failed: error: NameError: name 'math'. The model" in warning
+    assert "fine" not in warning
+    resumed = FailingTools()
+    resumed.load_state(json.loads(json.dumps(guard.state())))
+    assert guard.observe(2, given) is None
+    assert resumed.observe(2, given) is None
+    assert "of fine all failed" in str(resumed.observe(3, [called("fine", 8, failed=8)])), "a tool may break later"
+
+
+def test_failed_calls_of_a_tool_that_is_seldom_called_are_counted_over_steps():
+    guard = FailingTools()
+    assert [guard.observe(step, [called("look", 3, failed=3)]) for step in (1, 2)] == [None, None]
+    assert guard.observe(3, []) is None
+    assert "the last 9 calls of look" in str(guard.observe(4, [called("look", 3, failed=3)]))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        [called("look", 9, failed=8)],
+        [called("unknown", 99, failed=99)],
+        [called("look", 9, failed=9, failure="crash")],
+        [called("look", 1, failed=1)],
+    ],
+)
+def test_mistakes_of_the_model_are_no_reason_to_warn_of_a_tool(given):
+    """Most calls failed, the model made up the tools, the environment failed instead, or a few calls failed."""
+    assert FailingTools().observe(1, given) is None
+
+
 # --- all of them -----------------------------------------------------------------------------------------------------
 
 
@@ -394,6 +441,15 @@ def test_the_warnings_of_all_guards_come_together(config):
     warnings = guards.observe(1, bad_step())
     assert ["cut at" in warnings[0], "all 4 answers got reward 0" in warnings[1]] == [True, True]
     assert guards.observe(2, bad_step()) == []
+
+
+def test_a_tool_that_fails_is_reported_whatever_the_run_learns_from(config):
+    step = bad_step()
+    broken = replace(
+        step, groups=groups_of([Prompt(index=0, ids=(1,), text="?")], [[called("look", 8, failed=8)]], None)
+    )
+    [warning] = Guards.of(config, lambda step, rows: Path(), from_rewards=False).observe(1, broken)
+    assert "calls of look all failed" in warning
 
 
 def test_a_resumed_run_stops_where_the_other_would_have_stopped(config):

@@ -115,12 +115,7 @@ class Conduct:
 
     def _worth(self, method: str) -> dict[str, Any]:
         given = self._call(getattr(self._environment, method, None))
-        if given is None:
-            return {}
-        reward = float(given)
-        if not math.isfinite(reward):
-            raise ValueError(f"{method}() returned {given}, but a reward must be a finite number or None")
-        return {method: reward}
+        return {} if given is None else {method: as_reward(given, f"{method}()")}
 
     def close(self) -> dict[str, Any]:
         """Close the environment, and return whether it leaves child processes behind."""
@@ -196,6 +191,20 @@ async def _awaited(found: Any) -> Any:
     return await found
 
 
+def as_reward(given: Any, giver: str, allowed: str = "a finite number or None") -> float:
+    """Return what `giver` returned as a reward. TypeError or ValueError if it is not a finite number."""
+    wrong = f"{giver} returned {given!r:.80}, but it must return {allowed}"
+    if isinstance(given, str | bytes | bytearray):  # float would read a number in a text
+        raise TypeError(wrong)
+    try:
+        reward = float(given)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(wrong) from None
+    if not math.isfinite(reward):
+        raise ValueError(wrong)
+    return reward
+
+
 def as_messages(given: Any, roles: Sequence[str] = ROLES) -> list[dict[str, Any]]:
     """Return an environment's output as a list of messages. Raises TypeError if it is not one.
 
@@ -204,15 +213,21 @@ def as_messages(given: Any, roles: Sequence[str] = ROLES) -> list[dict[str, Any]
     """
     if given is None:
         return []
-    found = []
-    for one in given if isinstance(given, list | tuple) else [given]:
+    found, several = [], isinstance(given, list | tuple)
+    for one in given if several else [given]:
         message = {"role": "user", "content": one} if isinstance(one, str) else one
-        if not isinstance(message, Mapping) or message.get("role") not in roles:
+        if not _is_message(message, roles):
+            rewarded = ". turn_reward() returns the reward of a turn" if isinstance(one, int | float) else ""
             raise TypeError(
-                f"{one!r:.80} is not a message: it must be a text, or a dict with content and a role of "
-                f"{', '.join(roles)}"
+                f"{one!r:.80}{f' in {given!r:.80}' if several else ''} is not a message: it must be a text, or a dict "
+                f"with content and a role of {', '.join(roles)}{rewarded}"
             )
         content = message.get("content")
         text = as_text("" if content is None else content, sys.maxsize)
         found.append({**message, "content": text})
     return found
+
+
+def _is_message(given: Any, roles: Sequence[str]) -> bool:
+    """Return whether it is a dict with an allowed role and content, or with calls of the assistant instead."""
+    return isinstance(given, Mapping) and given.get("role") in roles and ("content" in given or "tool_calls" in given)

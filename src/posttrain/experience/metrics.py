@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import zip_longest
 
 import torch
 from torch import Tensor
@@ -132,7 +133,8 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
     """Return the metrics of completions that may have several turns; empty for plain answers.
 
     turns/mean, turns/max          turns of the policy in a trajectory
-    turns/reward/<k>               mean reward of turn k over the trajectories that have it; for the first ten turns
+    turns/reward/<k>               mean reward of turn k over the trajectories in which it got one; for the first ten
+                                   turns, and absent if it got none
     turns/contexts                 mean number of contexts per trajectory; 1 if each turn continues the one before
     turns/cut_by/<limit>           share of the trajectories that hit this limit
     environment/failed/<cause>     share whose environment failed for good: exception, timeout, crash or template
@@ -169,14 +171,10 @@ def turn_metrics(completions: Sequence[Completion]) -> Metrics:
 
 
 def _turn_rewards(episodes: Sequence[Episode]) -> Metrics:
-    """Return the mean reward of each turn; empty if no environment rewards turns. A turn without a reward counts 0."""
-    scored = [episode for episode in episodes if not episode.failure]
-    if not any(episode.turn_rewards for episode in scored):
-        return {}
-    most = min(SHOWN_TURNS, max(episode.turns for episode in scored))
-    rewards = [[*episode.turn_rewards, *[None] * most][: min(most, episode.turns)] for episode in scored]
-    turns = [[own[k] or 0.0 for own in rewards if len(own) > k] for k in range(most)]
-    return {f"turns/reward/{k}": Mean(math.fsum(own), len(own)) for k, own in enumerate(turns, start=1)}
+    """Return the mean of each turn's rewards. A turn without a reward, such as one that a limit cut, does not count."""
+    scored = [episode.turn_rewards[:SHOWN_TURNS] for episode in episodes if not episode.failure]
+    turns = [[reward for reward in own if reward is not None] for own in zip_longest(*scored)]
+    return {f"turns/reward/{k}": Mean(math.fsum(own), len(own)) for k, own in enumerate(turns, start=1) if own}
 
 
 def _std(values: Tensor) -> Mean:

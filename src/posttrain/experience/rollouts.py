@@ -45,14 +45,15 @@ def rollout_table(
     roles: Sequence[str] | None = None,
     discarded: Sequence[Group] = (),
     greedy: Sequence[Group] = (),
+    completion_mask_BT: Tensor | None = None,
     columns: Mapping[str, Sequence[float | None]] | None = None,
     version: int | None = None,
     weights: Sequence[float] | None = None,
 ) -> pa.Table:
     """One row per completion, in the order of the batch (row = p * G + g); text, ids, and every number behind its loss.
 
-    advantages, logprobs      one entry per completion token, and one per sampled token; `advantage` is their mean over
-                              the sampled tokens
+    advantages, logprobs      one entry per completion token, and one per sampled token; `advantage` is the mean over
+                              the sampled tokens without those that are too old, whose advantages are 0
     reward, reward/<label>    null if there is none
     reward/<label>/reason     the verdict's reason; /extracted: the answer that was found; /seconds: time it took
     reward/<label>/open       for a reward behind a gate: whether the gate was open
@@ -65,9 +66,10 @@ def rollout_table(
     discarded                 true for groups that were sampled and not trained: they come last, without advantages
     greedy_completion, _reward  the greedy answer to the prompt, repeated for each completion of the group
 
-    `columns` are further numbers for the trained rows. For `version` and `weights` see the top of this file.
+    `completion_mask_BT` is the mask of the experience: False on tokens that are too old. None: none are. `columns` are
+    further numbers for the trained rows. For `version` and `weights` see the top of this file.
     """
-    rows = list(_rows(step, trained, advantages_BT))
+    rows = list(_rows(step, trained, advantages_BT, completion_mask_BT))
     for row, role in zip(rows, roles or (), strict=roles is not None):
         row["role"] = role
     for name, values in (columns or {}).items():
@@ -78,7 +80,7 @@ def rollout_table(
             group = greedy[row["group"]]
             row |= {"greedy_completion": group.completions[0].text, "greedy_reward": _reward(group, 0)}
     first = {"first_group": len(trained), "first_row": len(rows)}
-    rows += [row | {"discarded": True} for row in _rows(step, discarded, None, **first)]
+    rows += [row | {"discarded": True} for row in _rows(step, discarded, None, None, **first)]
     judged = [group.scores for group in (*trained, *discarded) if group.scores is not None]
     labels = dict.fromkeys(label for scores in judged for label in scores.parts)
     more = ({"role": pa.string()} if roles is not None else {}) | dict.fromkeys(columns or {}, pa.float64())
@@ -117,17 +119,24 @@ def content_hash(table: pa.Table, facts: Mapping[str, Any]) -> str:
 
 
 def _rows(
-    step: int, groups: Sequence[Group], advantages_BT: Tensor | None, *, first_group: int = 0, first_row: int = 0
+    step: int,
+    groups: Sequence[Group],
+    advantages_BT: Tensor | None,
+    completion_mask_BT: Tensor | None,
+    *,
+    first_group: int = 0,
+    first_row: int = 0,
 ) -> Iterator[dict[str, Any]]:
     number = 0
     for place, group in enumerate(groups):
         prompt, scores = group.prompt, group.scores
         for g, completion in enumerate(group.completions):
-            start = len(prompt.ids)
-            advantages, drawn = None, []
+            span = slice(len(prompt.ids), len(prompt.ids) + len(completion.ids))
+            advantages, learned = None, []
             if advantages_BT is not None:
-                advantages = advantages_BT[number, start : start + len(completion.ids)].tolist()
-                drawn = list(compress(advantages, completion.drawn))
+                advantages = advantages_BT[number, span].tolist()
+                trained = completion.drawn if completion_mask_BT is None else completion_mask_BT[number, span].tolist()
+                learned = list(compress(advantages, trained))
             yield {
                 "step": step,
                 "prompt_index": prompt.index,
@@ -141,7 +150,7 @@ def _rows(
                 "reward": _reward(group, g),
                 "scored": None if scores is None else bool(scores.scored_PG[0][g]),
                 "discarded": False,
-                "advantage": math.fsum(drawn) / len(drawn) if drawn else None,
+                "advantage": math.fsum(learned) / len(learned) if learned else None,
                 "advantages": advantages,
                 "logprobs": completion.logprobs,
                 "finish_reason": completion.finish_reason,

@@ -333,7 +333,8 @@ def _samples_table(step: int, rows: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("advantage", justify="right")
     for row in rows:
         texts = [_shortened(row.get("prompt"), 400), _shortened(row.get("completion"), 800)]
-        table.add_row(*map(Text, texts), _reward(row), f"{number(row.get('advantage'), 0.0):+.2f}")
+        advantage = number(row.get("advantage"))
+        table.add_row(*map(Text, texts), _reward(row), "n/a" if advantage is None else f"{advantage:+.2f}")
     return table
 
 

@@ -17,12 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
+from posttrain.episodes.tools import UNKNOWN
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import RowName, StepData
 from posttrain.experience.group import completions_of
 from posttrain.functional.baselines import has_signal
 from posttrain.rewards.scores import ENVIRONMENT, OF_ENVIRONMENT, Failure
-from posttrain.types import Batch, Completion, Experience, Outputs
+from posttrain.types import Batch, Completion, Episode, Experience, Outputs
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -31,6 +32,8 @@ SaveRows = Callable[[int, Sequence[Mapping[str, Any]]], Path]
 """Saves the offending rows of a step and returns the path; `RunStore.evidence` is one."""
 
 _SAVED_ROWS = 16
+_FAILED_CALLS = 8
+"""Number of failed calls in a row from which a tool is reported. Fewer may be mistakes of the model."""
 
 
 # --- numbers that are not finite -------------------------------------------------------------------------------------
@@ -408,6 +411,46 @@ class Ignored:
         self.warned = state["warned"]
 
 
+class FailingTools:
+    """Detects tools whose calls all fail: the model gets errors as results, and learns not to call them."""
+
+    def __init__(self) -> None:
+        self.failed: dict[str, int] = {}
+        """Number of calls of each tool that failed since its last call that did not."""
+        self.warned: list[str] = []
+
+    def observe(self, step: int, completions: Sequence[Completion]) -> str | None:
+        """Warn once of each tool whose last calls all failed, if they are enough to blame the tool."""
+        episodes = [one.episode for one in completions if one.episode is not None and not one.episode.failure]
+        calls = Counter(name for episode in episodes for name in episode.calls)
+        errors = Counter(name for episode in episodes for name in episode.errors)
+        for name, count in calls.items():
+            self.failed[name] = self.failed.get(name, 0) + count if errors[name] == count else 0
+        broken = [name for name in calls if self.failed[name] >= _FAILED_CALLS and name not in (*self.warned, UNKNOWN)]
+        self.warned += broken
+        if not broken:
+            return None
+        found = [
+            f"the last {self.failed[name]} calls of {name} all failed: {_result(name, episodes)}" for name in broken
+        ]
+        return (
+            f"step {step}: {'; '.join(found)}. The model gets errors as results, and learns not to call the tool. "
+            "Correct the tool, or show the model how to call it; `posttrain reward test` tries the tools of a config"
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"failed": dict(self.failed), "warned": list(self.warned)}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        self.failed, self.warned = dict(state["failed"]), list(state["warned"])
+
+
+def _result(tool: str, episodes: Sequence[Episode]) -> str:
+    """Return the first line of the first result of a tool."""
+    results = (str(one["content"]) for episode in episodes for one in episode.messages if one.get("name") == tool)
+    return next(results, "").partition("\n")[0][:200]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Guards:
     """The guards of a run."""
@@ -418,6 +461,7 @@ class Guards:
     truncation: Truncation
     unscored: Unscored
     ignored: Ignored
+    tools: FailingTools
     from_rewards: bool = False
     """Does the run learn from the rewards of sampled answers?"""
 
@@ -435,24 +479,26 @@ class Guards:
             truncation=Truncation(limits.max_truncated, limits.truncated_steps, config.sampling.max_completion_length),
             unscored=Unscored(limits.max_unscored),
             ignored=Ignored(),
+            tools=FailingTools(),
             from_rewards=from_rewards,
         )
 
     def observe(self, step: int, data: StepData) -> list[str]:
         """Check the sampled and scored answers before the update, and return the warnings.
 
-        If the algorithm does not learn from rewards, only truncation is checked. With given data nothing is checked.
+        If the algorithm does not learn from rewards, only truncation and tools are checked. With given data nothing is.
         """
         self.non_finite.watch(data.names)
         if not data.groups:
             return []
-        warnings = [self.truncation.observe(step, completions_of(data.sampled))]
+        completions = completions_of(data.sampled)
+        warnings = [self.truncation.observe(step, completions), self.tools.observe(step, completions)]
         if self.from_rewards:
             experience = data.experience
             assert isinstance(experience, Experience)
             warnings.insert(0, self.unscored.observe(step, experience.scored_PG, data.failures))
             warnings.append(self.no_signal.observe(step, experience.rewards_PG, experience.scored_PG))
-            warnings.append(self.ignored.observe(step, completions_of(data.sampled)))
+            warnings.append(self.ignored.observe(step, completions))
         return [warning for warning in warnings if warning is not None]
 
     def observe_update(self, step: int, grad_norm: float | None) -> list[str]:
@@ -462,7 +508,7 @@ class Guards:
 
     def state(self) -> dict[str, Any]:
         """The counts of the guards as plain JSON, for a checkpoint."""
-        names = ("no_signal", "unmoved", "truncation", "unscored", "ignored")
+        names = ("no_signal", "unmoved", "truncation", "unscored", "ignored", "tools")
         return {name: getattr(self, name).state() for name in names}
 
     def load_state(self, state: Mapping[str, Any]) -> None:

@@ -197,6 +197,7 @@ class Run:
                 roles=None if batch.chosen_B is None else pair_roles(batch, data.groups),
                 discarded=data.discarded,
                 greedy=data.greedy,
+                completion_mask_BT=data.experience.completion_mask_BT,
                 columns=looked.columns,
                 version=data.version,
                 weights=self._weights(data),

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -28,7 +27,7 @@ from posttrain.episodes.agents.answers import Answer
 from posttrain.episodes.agents.endpoint import Endpoint
 from posttrain.episodes.agents.requests import Asked, Refused, text_of
 from posttrain.episodes.agents.setup import AgentSetup
-from posttrain.episodes.conduct import leaves_processes, start_random_numbers
+from posttrain.episodes.conduct import as_reward, leaves_processes, start_random_numbers
 from posttrain.errors import ConfigError
 from posttrain.rewards.load import Target, load
 
@@ -252,10 +251,4 @@ def _worth(found: Any) -> dict[str, Any]:
             "done": True,
             "messages": [{**one, "content": text} for one, text in zip(messages, texts, strict=True)],
         }
-    try:
-        reward = float(found)
-    except (TypeError, ValueError):
-        raise TypeError(f"the agent returned {found!r:.80}: a reward, messages, or None") from None
-    if not math.isfinite(reward):
-        raise ValueError(f"the agent returned {found}, but a reward must be a finite number")
-    return {"done": True, "reward": reward}
+    return {"done": True, "reward": as_reward(found, "the agent", "a finite number, messages, or None")}
