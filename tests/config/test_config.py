@@ -665,6 +665,7 @@ def test_a_python_object_that_no_file_can_hold_is_refused():
         ("temperature=1", "Did you mean sampling.temperature or evaluation.temperature?"),
         ("sampling.groupsize=4", "Did you mean sampling.group_size?"),
         ("sampling.temprature=4", "Did you mean sampling.temperature?"),
+        ("evaluate.max_prompts=32", "Did you mean evaluation.prompts?"),
         ("train.micro_batch_tokens=4", "Did you mean train.tokens_per_microbatch?"),
         ("tokens_per_micro_batch=4", "Did you mean train.tokens_per_microbatch?"),
         ("train.chunk_tokens=4", "Did you mean train.logprob_chunk_tokens?"),

@@ -133,6 +133,17 @@ def test_a_reward_that_is_no_share_is_not_drawn_as_one(watched):
     assert legend() == ["accepted answers that the check accepts", "held-out answers by the check"]
 
 
+def test_a_sentence_about_an_evaluation_hides_no_score_of_the_check(watched):
+    def heldout() -> list[tuple[float, float]]:
+        (chart,) = [one for one in watch_charts(read_run(watched)) if one.title == "Reward against the check"]
+        return [point for line in chart.lines if line.name == "held-out answers by the check" for point in line.points]
+
+    before = heldout()
+    with (watched / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"kind": "evaluation", "step": before[-1][0], "message": "How it writes: ..."}) + "\n")
+    assert heldout() == before
+
+
 def test_the_time_of_the_check_is_a_phase(watched):
     assert "checking" not in phases_drawn(watched)
     add(watched, {"time/check": 0.01})

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -509,6 +510,17 @@ def test_answers_come_in_pages_and_can_be_chosen(tmp_path):
     assert "Answers of step 60" in shown(step="777", page="-3", show="<b>").text
     links = [a.get("href") for tag, a in shown(show="signal").elements if tag == "a" and "page=" in str(a.get("href"))]
     assert all("show=signal" in str(link) for link in links)
+
+
+def test_a_run_without_answers_says_why(tmp_path):
+    folder = write_run(tmp_path / "run")
+    shutil.rmtree(folder / "rollouts")
+    asked = pages.Asked.of({}, [])
+    text = Page(pages.rollouts("run", read_run(folder), asked)).text
+    assert "a run that learns from given answers samples none" in text
+    assert "step 0" not in text
+    (folder / "metrics.jsonl").unlink()
+    assert "has not written a step yet" in Page(pages.rollouts("run", read_run(folder), asked)).text
 
 
 def test_an_answer_of_ten_megabytes_leaves_the_page_small(tmp_path):

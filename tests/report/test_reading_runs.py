@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 from tests.catalogue import catalogue
-from tests.report.synthetic_run import write_run
+from tests.report.synthetic_run import evaluation, write_run
 
+from posttrain.report.charts import heldout_points
 from posttrain.report.page import write_report
 from posttrain.report.store import config_lines, number, read_rollouts, read_run
 
@@ -33,6 +34,19 @@ def test_a_whole_run_is_read_without_a_note(run_folder):
     assert run.rollout_steps == [1, 30, 60]
     assert len(read_rollouts(run_folder, 30)) == 64
     assert run.last_model == run_folder / "checkpoints" / "step-000060" / "model"
+
+
+def test_a_sentence_about_an_evaluation_replaces_no_scores(short_run):
+    told = [
+        {"kind": "evaluation", "message": "reward_model: held-out accuracy 80%"},
+        {"kind": "evaluation", "step": 6, "message": "trained", "evaluation": evaluation(0.95, check=0.94)},
+        {"kind": "evaluation", "step": 6, "message": "How it writes: repeated sequences 3.1% → 3.1%"},
+    ]
+    with (short_run / "events.jsonl").open("a") as file:
+        file.writelines(json.dumps(event) + "\n" for event in told)
+    run = read_run(short_run)
+    assert list(run.evaluations) == [0, 3, 6]
+    assert [round(found.mean, 2) for _, found in heldout_points(run)[1]] == [0.22, 0.66, 0.95]
 
 
 @pytest.mark.parametrize("name", FILES)

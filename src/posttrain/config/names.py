@@ -272,8 +272,12 @@ def _other_order(name: str, keys: Iterable[str]) -> str | None:
 
 
 def _misspelt(path: str, value: str, known: list[str], own: Collection[str]) -> Hint | None:
-    """Return the message with the nearest name: in the same section, among all our names, or among foreign ones."""
+    """Return the message with the nearest name: in the same section or, if there is none, the one with the nearest
+    name; among all our names; or among foreign ones."""
     section, _, name = path.rpartition(".")
+    homes = {key.rpartition(".")[0] for key in known}
+    if section and section not in homes:
+        section = next(iter(difflib.get_close_matches(section, homes, n=1, cutoff=0.75)), section)
     siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
     sections = {key.partition(".")[0]: key.partition(".")[0] for key in known} if not section else {}
     anywhere = {key.rpartition(".")[2]: key for key in known}

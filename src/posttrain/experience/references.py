@@ -8,7 +8,8 @@ computed once, before the first step, with the weights that are in memory anyway
     in the run's folder, under a key of model and data, so that the run continues with the same numbers whatever
     happens to the cache, the code and the versions
 
-So no reference model is in memory during training.
+So one process keeps no reference model in memory during training. Ranks keep their parts of it: a sharded model lives
+as long as its process (models.entering).
 
 A file seals itself: it holds the float32 values, then their SHA-256.
 

@@ -179,12 +179,8 @@ def _against_check(run: RunRecord) -> Chart | None:
 
 def _heldout_check(run: RunRecord) -> list[tuple[float, Span]]:
     """Return (step, interval) of the check with the lowest mean, for each evaluation of the run."""
-    found: dict[float, Mapping[str, Any]] = {}
-    for event in run.events:
-        step = number(event.get("step"))
-        if event.get("kind") == "evaluation" and step is not None:
-            found[step] = mapping(event.get("evaluation"))
-    spans = [(step, [s for s in map(span, mapping(e.get("check")).values()) if s]) for step, e in sorted(found.items())]
+    found = run.evaluations.items()
+    spans = [(step, [s for s in map(span, mapping(e.get("check")).values()) if s]) for step, e in found]
     return [(step, min(those, key=lambda one: one.mean)) for step, those in spans if those]
 
 

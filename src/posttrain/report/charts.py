@@ -68,11 +68,7 @@ def check_bars(run: RunRecord) -> str:
 
 def heldout_points(run: RunRecord) -> tuple[str, list[tuple[float, Span]]]:
     """Return (measure, [(step, span)]) for the evaluations in the run's events and the two in `evaluation.json`."""
-    found: dict[float, Mapping[str, Any]] = {}
-    for event in run.events:
-        step = number(event.get("step"))
-        if event.get("kind") == "evaluation" and step is not None:
-            found[step] = mapping(event.get("evaluation")) or event
+    found: dict[float, Mapping[str, Any]] = {**run.evaluations}
     if run.metrics or found:
         ends = {"baseline": 0.0, "trained": float(max([*found, *(row["step"] for row in run.metrics)]))}
         for name, step in ends.items():

@@ -91,6 +91,15 @@ class RunRecord:
         """Does the run learn from answers in its data, without sampling?"""
         return bool(self.series("sft/nll") or self.series("logps/chosen")) and not self.series("reward")
 
+    @property
+    def evaluations(self) -> dict[int, Mapping[str, Any]]:
+        """The evaluation at each evaluated step, ascending. If a step was repeated after a resume, the last one counts.
+        Events that only tell of an evaluation in words do not count."""
+        events = (event for event in self.events if event.get("kind") == "evaluation")
+        found = ((number(event.get("step")), mapping(event.get("evaluation"))) for event in events)
+        last = {int(step): evaluation for step, evaluation in found if step is not None and evaluation}
+        return dict(sorted(last.items()))
+
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) of one metric, only finite numbers."""
         found = ((row["step"], number(row.get(name))) for row in self.metrics)

@@ -41,6 +41,30 @@ def test_where_nothing_helps_nothing_is_named():
     assert chosen(30) == []
 
 
+def test_a_change_that_saves_memory_only_once_another_has_removed_the_peak_is_found():
+    """The larger of two moments counts, so the first change alone saves nothing. The mildest of several values fits."""
+    steps = [Step(settings=change, costs="") for change in ({"rows": 2}, {"rows": 1}, {"offload": True}, {"rank": 8})]
+
+    def largest(settings: Mapping[str, Any]) -> tuple[int, float]:
+        loading = 20 if "offload" in settings else 100
+        return max(loading, 20 * settings.get("rows", 4) - settings.get("rank", 0)), 1.0
+
+    (change,) = smallest_changes(steps, largest, 40)
+    assert change.settings == {"rows": 2, "offload": True}
+    (change,) = smallest_changes(steps, largest, 20)
+    assert change.settings == {"rows": 1, "offload": True}
+    assert not smallest_changes(steps, largest, 19)
+
+
+@pytest.mark.parametrize(("model", "algorithm", "gpus"), [("70b", "kto", "2xa10g"), ("32b", "sft", "2xrtx-4090")])
+def test_adapters_of_a_large_model_fit_with_its_base_in_main_memory(model, algorithm, gpus):
+    plan = make_plan(model=model, algorithm=algorithm, gpus=gpus, overrides={"lora.rank": 16, "train.devices": 2})
+    assert not plan.fits
+    (change,) = plan.changes
+    assert {"train.gradient_checkpointing", "train.cpu_offload"} <= set(change.settings)
+    assert change.bytes <= plan.verdict.surely
+
+
 def test_settings_that_do_not_go_together_are_passed_over():
     refusing = [Step(settings={"a": True}, costs=""), Step(settings={"c": True}, costs="")]
     found = smallest_changes(refusing, lambda s: None if "a" in s else attempt(s), 80)

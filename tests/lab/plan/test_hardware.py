@@ -36,6 +36,10 @@ from posttrain.models import compute
         ("MI300X:8", 8, "mi300x"),
         ("RTX 4090 x 2", 2, "rtx-4090"),
         ("4090x8", 8, "rtx-4090"),
+        ("8 H100", 8, "h100"),
+        ("8h100", 8, "h100"),
+        ("2-rtx-4090", 2, "rtx-4090"),
+        ("2 NVIDIA GeForce RTX 4090", 2, "rtx-4090"),
     ],
 )
 def test_devices_are_found_as_people_write_them(text, count, key):
@@ -52,6 +56,8 @@ def test_devices_are_found_as_people_write_them(text, count, key):
         ("RTX 4080", "Did you mean --gpus rtx-4090?"),
         ("8x NVIDIA RTX 4080", "Did you mean --gpus 8xrtx-4090?"),
         ("8xh100x2", "Did you mean --gpus 8xh100?"),
+        ("8 h900", "Did you mean --gpus 8xh"),
+        ("24 GB", "24 GB have l4, a10g, rtx-4090, rtx-3090: for example --gpus l4."),
         ("rtx-409", "Did you mean --gpus rtx-4090?"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "Did you mean --gpus rtx-4090?"),
         ("2x NVIDIA H100 PCIe", "Did you mean --gpus 2xh100?"),

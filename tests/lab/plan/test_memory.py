@@ -77,6 +77,26 @@ def test_ppo_holds_four_models_grpo_with_a_reference_two_and_simpo_one() -> None
     )  # the base model is the reference
 
 
+def test_a_reference_of_given_data_stays_in_memory_only_over_ranks() -> None:
+    """One process drops a separate reference after its pass over the rows. Ranks keep their parts."""
+    other = read_architecture("0.5b")
+    alone, apart = (plan("dpo", reference=other, ranks=ranks, sharding="full") for ranks in (1, 4))
+    (train,) = apart.phases
+    assert alone.models == plan("dpo", ranks=4, sharding="full").models == ("policy",)
+    assert train.of("reference", "weights") == train.of("policy", "weights") == other.parameters  # 4 bytes, 4 ranks
+    assert plan("dpo", reference=other, rank_processes=3).models == ("policy", "reference")
+
+
+def test_a_reference_of_given_data_is_beside_the_policy_before_the_first_step() -> None:
+    """It is loaded in float32. Adapters need less in a step than that; training all weights needs more."""
+    fields: dict[str, Any] = {"device": "cuda", "precision": "bfloat16", "prompts_per_step": 1, "completion_tokens": 8}
+    other = read_architecture("0.5b")
+    (adapted,) = plan("dpo", reference=other, lora=Adapters(), **fields).phases
+    assert adapted.moment == "reference's pass over the rows"
+    assert adapted.bytes == adapted.of("policy", "weights") + adapted.of("policy", "adapters") + 4 * other.parameters
+    assert plan("dpo", reference=other, **fields).phases == plan("dpo", **fields).phases
+
+
 def test_what_stays_follows_from_the_parameters() -> None:
     train = plan("ppo", settings={"kl_coef": 0.05}).phase("train")
     assert train is not None

@@ -75,19 +75,21 @@ def _one_of_each_setting(changes: Sequence[Change]) -> list[Change]:
 
 
 def _combination(steps: Sequence[Step], attempt: Try, available: int) -> Change | None:
-    """Add helpful changes in order until the run fits, then remove those that are not needed."""
+    """Add changes in order until the run fits, then remove those that are not needed, the most costly first. A change
+    that leaves the peak as it is stays until then: it may save memory at a moment that a later change makes the peak.
+    """
     taken: list[Step] = []
     found = attempt({})
     for step in steps:
         more = attempt(_together([*taken, step]))
-        if more is None or (found is not None and more[0] >= found[0]):
+        if more is None or (found is not None and more[0] > found[0]):
             continue
         taken, found = [*taken, step], more
         if found[0] <= available:
             break
     if found is None or found[0] > available:
         return None
-    for step in list(taken):
+    for step in reversed(taken):
         fewer = [other for other in taken if other is not step]
         without = attempt(_together(fewer))
         if without is not None and without[0] <= available:

@@ -23,10 +23,11 @@ FILE = Path(__file__).with_name("hardware.yaml")
 CONTEXT = 600 * 2**20
 """Bytes of a GPU that the driver's context and libraries take."""
 _COUNTED = (
-    re.compile(r"(?:(?P<count>\d+)\s*[x*]\s*)?(?P<name>.+)", re.IGNORECASE),
+    re.compile(r"(?:(?P<count>\d+(?=\s*[x*])|\d{1,3}(?=[ -]?(?!gi?b)[a-z]))\s*[x*-]?\s*)?(?P<name>.+)", re.IGNORECASE),
     re.compile(r"(?P<name>.+?)\s*[x*:]\s*(?P<count>\d+)", re.IGNORECASE),
 )
-"""`8xH100`; or, if that is not a known name, `H100x8` or `H100:8`, as schedulers write it."""
+"""`8xH100` or `8 H100`; or, if that is not a known name, `H100x8` or `H100:8`, as schedulers write it. `80 GB` has no
+count."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,8 +32,10 @@ from posttrain.lab.plan.records import BYTES, MemoryPlan, Moment, Part, Phase, P
 from posttrain.lab.plan.roles import (
     MASTER,
     engine_weights,
+    frozen,
     frozen_scorers,
     gathered,
+    has_reference,
     in_main_memory,
     policy_parameters,
     resident,
@@ -127,7 +129,7 @@ def _phases(workload: Workload) -> Iterator[Phase]:
             yield _largest("generate", stays, _generate(drawn))
         if scored := list(_score(own)):
             yield _largest("score", stays, scored)
-    yield _largest("train", kept, [*training_moments(own), *_loading(own, kept)])
+    yield _largest("train", kept, [*training_moments(own), *_loading(own, kept), *_reference_pass(own, kept)])
     if own.data_kind == "prompts":
         yield _largest("publish", stays, _publish(own))
 
@@ -151,6 +153,25 @@ def _loading(workload: Workload, stays: Sequence[Part]) -> Iterator[Moment]:
     narrowed = workload.lora is not None and holds_base(workload.device) and not workload.cpu_offload
     if narrowed and beyond > 0:
         yield Moment(name="loading", parts=(part("policy", "weights in float32", beyond),))
+
+
+def _reference_pass(workload: Workload, stays: Sequence[Part]) -> Iterator[Moment]:
+    """Yield the pass of a separate reference over given rows, which one process makes before the first step: it loads
+    the model beside the policy in float32, converts its layers, and drops it. Only bytes above the later resident ones
+    count."""
+    given = "reference" in workload.needs and workload.data_kind != "prompts"
+    if not given or workload.reference is None or has_reference(workload):
+        return
+    layout = microbatches(workload).largest
+    body = Pass.of(workload, workload.reference, layout, adapters=None).forward_moment
+    head = Head.of(workload, workload.reference, layout.scored, trained=False).forward_moment
+    held = frozen("reference", workload.reference, workload).bytes
+    most = max(MASTER * workload.reference.parameters, held + max(body, head))
+    later = sum(one.bytes for one in stays if one.what not in ("weights", "adapters"))
+    if most > later:
+        yield Moment(
+            name="reference's pass over the rows", parts=(part("reference", "weights and temporaries", most - later),)
+        )
 
 
 def _generate(workload: Workload) -> Iterator[Moment]:

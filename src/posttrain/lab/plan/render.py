@@ -214,7 +214,7 @@ def _changes(plan: Plan) -> list[str]:
         return []
     elsewhere = [f"without changes, it fits on {', or '.join(plan.elsewhere)}"] if plan.elsewhere else []
     if not plan.changes:
-        return ["no settings make it fit here: use a smaller model, or more memory", *elsewhere]
+        return ["found no settings that make it fit here: use a smaller model, or more memory", *elsewhere]
     told = [f"{c.command}: {size(c.bytes)}{_a_step(c)}; {', '.join(c.costs)}" for c in plan.changes]
     surely = all(change.bytes <= plan.verdict.surely for change in plan.changes)
     makes = "makes it fit" if surely else "probably makes it fit"

@@ -3,8 +3,9 @@
     policy        4 bytes per parameter: master weights are float32. With adapters they are frozen, adapters come on
                   top, and on a GPU the linear layers are in the run's precision (models.footprint.holds_base)
     reference     a frozen copy: linear layers in the run's precision, the rest 4 bytes (models.policy.hold_in). None
-                  with adapters, because it is their base, and none if its numbers are on disk. A teacher is held in
-                  the same way, on a GPU also a reward model
+                  with adapters, because it is their base. For given data its numbers are on disk, and only ranks of
+                  which each holds a part keep the model. A teacher is held in the same way, on a GPU also a reward
+                  model
     critic        separate: a second model without the head of a language model, trained; lora: a second set of
                   adapters; shared: a head with D + 1 numbers
     optimizer     two float32 moments per trained parameter (AdamW, arXiv:1711.05101); 8 bits: one byte each and a scale
@@ -81,9 +82,13 @@ def gradients(workload: Workload) -> dict[Role, int]:
 
 
 def has_reference(workload: Workload) -> bool:
-    """Is a separate reference in memory? For given data its numbers are on disk; for adapters it is their base."""
-    needed = "reference" in workload.needs and workload.data_kind == "prompts"
-    return needed and (workload.reference is not None or workload.lora is None)
+    """Does a separate reference stay in memory? For adapters it is their base. For given data its numbers are on disk,
+    but a sharded model lives as long as its ranks (models.entering)."""
+    if "reference" not in workload.needs:
+        return False
+    if workload.data_kind == "prompts":
+        return workload.reference is not None or workload.lora is None
+    return workload.reference is not None and workload.ranks + workload.rank_processes > 1
 
 
 def weight_ranks(workload: Workload) -> int:
@@ -106,7 +111,7 @@ def moment_bytes(workload: Workload, parameters: int) -> int:
 def _policy(workload: Workload) -> Iterator[Part]:
     trained, ranks = trained_parameters(workload), weight_ranks(workload)
     if workload.lora is not None and holds_base(workload.device):
-        yield _frozen("policy", workload.architecture, workload, parameters=policy_parameters(workload))
+        yield frozen("policy", workload.architecture, workload, parameters=policy_parameters(workload))
     else:
         yield _weights("policy", policy_parameters(workload), ranks, "master weights in float32")
     if workload.lora is not None:
@@ -127,13 +132,13 @@ def _policy(workload: Workload) -> Iterator[Part]:
 def _others(workload: Workload) -> Iterator[Part]:
     ranks = weight_ranks(workload)
     if has_reference(workload):
-        yield _frozen("reference", workload.reference or workload.architecture, workload)
+        yield frozen("reference", workload.reference or workload.architecture, workload)
     if "teacher" in workload.needs and workload.teacher is not None:
-        yield _frozen("teacher", workload.teacher, workload)
+        yield frozen("teacher", workload.teacher, workload)
     for model in workload.reward_models:
         number = model.trunk_parameters + model.hidden
         if holds_base(workload.device):
-            yield _frozen("reward model", model, workload, parameters=number)
+            yield frozen("reward model", model, workload, parameters=number)
         else:
             yield _weights("reward model", number, ranks, "frozen, in float32")
 
@@ -161,7 +166,7 @@ def _weights(role: Role, parameters: int, ranks: int, why: str) -> Part:
     return Part(role=role, what="weights", bytes=size, why=f"{parameters:,} parameters, {why}", stays=True)
 
 
-def _frozen(role: Role, model: Architecture, workload: Workload, *, parameters: int | None = None) -> Part:
+def frozen(role: Role, model: Architecture, workload: Workload, *, parameters: int | None = None) -> Part:
     """Return the weights of a frozen model. `parameters` is given if its head is not a language model's."""
     linear = _matrices(model)
     whole = model.parameters if parameters is None else parameters

@@ -282,14 +282,19 @@ class Asked:
         )
 
 
+_FOOTER = "Read from the files of the run."
+
+
 def _whole(text: str, default: int) -> int:
     return int(text) if text.isdecimal() and len(text) < 10 else default
 
 
 def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
     """Return one page of the prompts of a step with their answers."""
+    if not run.rollout_steps:
+        return _no_answers(name, run)
     notes: list[str] = []
-    groups = groups_of(read_rollouts(run.folder, asked.step, notes)) if run.rollout_steps else []
+    groups = groups_of(read_rollouts(run.folder, asked.step, notes))
     chosen = [group for group in groups if _is_asked_for(group, asked)]
     pages = max(1, math.ceil(len(chosen) / GROUPS_PER_PAGE))
     page = min(asked.page, pages)
@@ -298,16 +303,23 @@ def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
     facts = f"{len(chosen)} of {len(groups)} prompts, page {page} of {pages}"
     hint = "" if decode else '<p class="hint">No tokenizer could be opened in the last checkpoint: tokens are ids.</p>'
     body = "".join(group_html(group, scale, decode, ROWS_PER_GROUP) for group in shown)
-    if not run.rollout_steps:
-        body, facts = '<p class="lead">The run has not written a step yet.</p>', ""
     links = _turn(name, asked, page, pages)
     title = (
         f'{up(name)}<header class="title"><h1><span dir="auto">{escaped(name)}</span></h1>'
         f"<p>Answers of step {asked.step}. {escaped(facts)}</p></header>"
     )
     found = f"{_form(name, run, asked)}{hint}{legend(scale) if shown else ''}{links}{body}{links}"
-    footer = f"Read from the files of the run. {'; '.join(notes)}"
+    footer = f"{_FOOTER} {'; '.join(notes)}"
     return document(name, title, [("samples", "Answers", found)], [], footer=footer, asks=True)
+
+
+def _no_answers(name: str, run: RunRecord) -> str:
+    """Return the page of a run without recorded answers, with the reason."""
+    reason = "No step has written answers: a run that learns from given answers samples none."
+    if not run.metrics:
+        reason = "The run has not written a step yet."
+    title = f'{up(name)}<header class="title"><h1><span dir="auto">{escaped(name)}</span></h1><p>Answers</p></header>'
+    return document(name, title, [("samples", "Answers", f'<p class="lead">{reason}</p>')], [], footer=_FOOTER)
 
 
 def _is_asked_for(group: Group, asked: Asked) -> bool:

@@ -122,8 +122,9 @@ RUNS = {
 
 def write_run(folder: Path, evaluation, lengths=None, indices=None) -> None:
     (folder / "evaluations").mkdir(parents=True)
+    words = {"kind": "evaluation", "message": "reward_model: held-out accuracy 80%"}
     events = [{"kind": "evaluation", "step": step, "evaluation": evaluation} for step in (0, 4)]
-    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in [*events, {"kind": "end"}]))
+    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in [words, *events, {"kind": "end"}]))
     if lengths is not None:
         (folder / "evaluations" / "baseline-scores.json").write_text(json.dumps({"tokens": lengths}))
     if indices is not None:

@@ -169,14 +169,11 @@ def _curve(run: RunRecord, name: str, by_check: bool) -> tuple[list[Point], list
     """Return every evaluation. If a step was repeated after a resume, its last evaluation counts."""
     tokens, times = dict(run.series("num_tokens")), dict(run.series("time/step"))
     spent = dict(zip(times, accumulate(times.values()), strict=True))
-    found: dict[int, Span] = {}
-    for event in run.events:
-        step, score = number(event.get("step")), _headline(mapping(event.get("evaluation")), name, by_check)
-        if event.get("kind") == "evaluation" and step is not None and score is not None:
-            found[int(step)] = score
+    scores = {step: _headline(evaluation, name, by_check) for step, evaluation in run.evaluations.items()}
+    found = {step: score for step, score in scores.items() if score is not None}
     points = [
         Point(step=step, tokens=tokens.get(step, 0.0), seconds=spent.get(step, 0.0), score=score.mean)
-        for step, score in sorted(found.items())
+        for step, score in found.items()
     ]
     return points, [found[point.step] for point in points]
 

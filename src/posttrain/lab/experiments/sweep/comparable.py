@@ -22,7 +22,7 @@ from posttrain.lab.experiments.sweep.settings import SweepSettings, with_values
 from posttrain.lab.experiments.sweep.study import TrialRecord
 from posttrain.lab.plan.workload import model_architecture, tokenizer_of
 from posttrain.report.heldout import WORDS, kind_of
-from posttrain.report.store import mapping, number, read_run
+from posttrain.report.store import number, read_run
 
 
 class Measured(NamedTuple):
@@ -147,8 +147,7 @@ def _trained(example: Any) -> list[int]:
 def measured(folder: Path) -> Measured | None:
     """Read what the run in a folder measured before training; None if it measured nothing. Runs of earlier versions
     have the same files."""
-    events = (event for event in read_run(folder).events if event.get("kind") == "evaluation")
-    found = next((mapping(event.get("evaluation")) for event in events if number(event.get("step"), 0) == 0), None)
+    found = read_run(folder).evaluations.get(0)
     if not found:
         return None
     kind = kind_of(found)

@@ -19,7 +19,7 @@ from posttrain.lab.experiments.sweep.settings import with_values
 from posttrain.lab.experiments.sweep.study import Outcome, begun, tell, unfinished
 from posttrain.report.heldout import LOWER_IS_BETTER, headline_span, kind_of, measure_of
 from posttrain.report.spans import Span
-from posttrain.report.store import mapping, number, read_run
+from posttrain.report.store import mapping, read_run
 
 if TYPE_CHECKING:
     from optuna.study import Study
@@ -68,13 +68,9 @@ def goodness(measure: str, value: float) -> float:
 def read_course(folder: Path) -> Course:
     """Read the course of a run in any state. It has no points if nothing has been measured yet."""
     run = read_run(folder)
-    found = {
-        int(number(event.get("step"), 0)): mapping(event.get("evaluation"))
-        for event in run.events
-        if event.get("kind") == "evaluation" and event.get("evaluation")
-    }
+    found = run.evaluations
     measure = _measure(*found.values())
-    spans = [(step, headline_span(found[step], measure)) for step in sorted(found)]
+    spans = [(step, headline_span(evaluation, measure)) for step, evaluation in found.items()]
     error = mapping(run.error) if run.status == "failed" else {}
     stopped = error.get("type") == INTERRUPTED
     return Course(
