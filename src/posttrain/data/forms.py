@@ -23,7 +23,17 @@ from itertools import islice
 from typing import Any, Literal
 
 from posttrain.data import layouts as read
-from posttrain.data.columns import PROMPT_NAMES, Names, other_names, renamed, two_answers, verdict_column
+from posttrain.data.columns import (
+    PROMPT_NAMES,
+    Names,
+    in_template,
+    listed,
+    other_names,
+    renamed,
+    spelled,
+    two_answers,
+    verdict_column,
+)
 from posttrain.data.dropped import Dropped, Unusable
 from posttrain.data.limits import refuse_half_characters
 from posttrain.data.messages import is_dialogue
@@ -286,8 +296,8 @@ def _compared(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> Fo
     if sides is None or verdict is None or prompt is None:
         return None
     reader = partial(read.read_compared, prompt=prompt, sides=sides, verdict=verdict)
-    needs = " ".join((prompt, *sides, verdict))
-    return _form("pairs", needs, "two answers and a verdict", reader, "input system history tools")
+    form = _form("pairs", "", "two answers and a verdict", reader, "input system history tools")
+    return replace(form, needs=(prompt, *sides, verdict))
 
 
 def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataError:
@@ -297,7 +307,7 @@ def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataErr
     }.get(kind, f"{MEANT[kind]} cannot be made of the columns")
     names = dict.fromkeys(form.needs[0] if kind == "prompts" else form.name for form in forms_of(kind))
     return DataError(
-        given=f"{what} {', '.join(columns) or '(none)'}",
+        given=f"{what} {listed(columns)}",
         allowed=("; " if kind != "prompts" else ", ").join(names),
         fix=_set_prompt(columns)
         if kind == "prompts"
@@ -306,8 +316,8 @@ def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataErr
 
 
 def _set_prompt(columns: Sequence[str]) -> str:
-    known = _under_another_name("prompt", columns) or next(iter(columns), "column")
-    return f'Set data.prompt to a column, or to a template such as "{{{known}}}".'
+    known = _under_another_name("prompt", columns)
+    return f'Set data.prompt to a column, or to a template such as "{in_template([known] if known else columns)}".'
 
 
 def _renaming(kind: Kind, columns: Sequence[str]) -> str:
@@ -318,11 +328,11 @@ def _renaming(kind: Kind, columns: Sequence[str]) -> str:
         missing = [name for name in form.needs if name not in columns]
         known = {name: _under_another_name(name, columns) for name in missing}
         if all(known.values()) and len(set(known.values())) == len(missing) and len(missing) < (len(best) or 9):
-            best = {old: new for new, old in known.items() if old}
+            best = {ours: theirs for ours, theirs in known.items() if theirs}
     if best:
-        return f"Set data.columns = {{{', '.join(f'{new}: {old}' for old, new in best.items())}}}."
+        return f"Set data.columns = {spelled(best)}."
     usual = {"examples": "prompt + completion", "pairs": "prompt + chosen + rejected"}.get(kind, forms_of(kind)[0].name)
-    example = f"{{{usual.partition(' ')[0]}: {next(iter(columns), 'name')}, ...}}"
+    example = spelled({usual.partition(" ")[0]: next(iter(columns), "name")})[:-1] + ", ...}"
     return f"Say in data.columns which columns are {usual.replace(' + ', ', ')}: {example}."
 
 
