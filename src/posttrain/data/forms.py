@@ -34,7 +34,7 @@ from posttrain.data.columns import (
     two_answers,
     verdict_column,
 )
-from posttrain.data.dropped import Dropped, Unusable
+from posttrain.data.dropped import IN_ANOTHER_FORM, Dropped, Unusable
 from posttrain.data.limits import refuse_half_characters
 from posttrain.data.messages import is_dialogue
 from posttrain.data.read import Row
@@ -95,18 +95,28 @@ class Form:
     def read(self, row: Row, *, chat: bool = False) -> dict[str, Any] | Dropped:
         """The values of a row under our names, or the reason why it cannot be used. `chat`: the model has a chat
         template."""
+        values = renamed(row.values, self.columns) if self.columns else row.values
         try:
-            values = renamed(row.values, self.columns) if self.columns else row.values
             found = (self.chat_reader or self.reader if chat else self.reader)(values)
             refuse_half_characters(row.values if self.kind == "prompts" else found)
         except Unusable as reason:
-            return Dropped(row.origin, str(reason))
+            return Dropped(row.origin, self._in_another_form(values) or str(reason))
         except RecursionError:
             return Dropped(row.origin, "lists or objects that are nested too deeply")
         if self.kind != "prompts":
             return found
         others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}
         return others | ({"answer": row.values.get(self.answer)} if self.answer else {}) | found
+
+    def _in_another_form(self, values: Mapping[str, Any]) -> str:
+        """The reason for a row that lacks our columns because its file has those of another form; "" for any other."""
+        there = [name for name, value in values.items() if value is not None]
+        other = None if set(self.needs) <= set(there) else _by_columns(self.kind, there, [values])
+        return (
+            ""
+            if other is None or set(other.needs) <= set(self.needs)
+            else f"{IN_ANOTHER_FORM} {other.name} and not {self.name}"
+        )
 
     def unused(self, columns: Iterable[str]) -> tuple[str, ...]:
         """Columns of the data that this form does not read. In training with rewards, reward functions receive them."""
