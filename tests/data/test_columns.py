@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.catalogue import catalogue
@@ -14,7 +15,7 @@ from tests.data.samples import jsonl, rows_of
 
 from posttrain.config import DataConfig
 from posttrain.data import inspect_data
-from posttrain.data.columns import _BEFORE_A_SIDE, _BETTER, _WORSE, better_side, is_tie, two_answers
+from posttrain.data.columns import _BEFORE_A_SIDE, _BETTER, _WORSE, better_side, is_tie, require_columns, two_answers
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import detect
 from posttrain.data.split import read_split
@@ -188,6 +189,22 @@ def test_a_column_that_is_not_there_is_an_error_with_the_one_that_was_meant(writ
         with pytest.raises(DataError, match=r"chosen: gutt, but the data has no column 'gutt'") as error:
             read_split(DataConfig(train=path, columns={"chosen": "gutt"}, streaming=streaming), seed=0)
         assert "Set data.columns = {chosen: gut}." in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["Question ", "a, b", "a: b", "yes", "12", "{q}", "#", "Frage/Überschrift"])
+def test_advice_spells_a_column_so_that_a_config_reads_its_name(name):
+    with pytest.raises(DataError) as error:
+        detect(rows_of({name: "1?", "reply": "2"}), "examples")
+    advice = str(error.value).rpartition("completion: ")[2]
+    assert yaml.safe_load(advice.replace(", ...}.", "}")) == {"prompt": name}
+    with pytest.raises(DataError) as error:
+        require_columns({"prompt": f"{name}{name}"}, [name])
+    assert yaml.safe_load(str(error.value).rpartition(" = ")[2][:-1]) == {"prompt": name}
+
+
+def test_a_verdict_on_answers_whose_columns_have_two_words_needs_these_columns():
+    row = {"prompt": "q", "response a": "x", "response b": "y", "better": "response a"}
+    assert detect(rows_of(row, row), "pairs").needs == tuple(row)
 
 
 def test_data_check_shows_which_column_was_read_as_which(write):

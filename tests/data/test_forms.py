@@ -17,7 +17,7 @@ from tests.data.samples import real_tokenizer, rows_of, shared_file
 from tests.data.test_examples import marked
 
 from posttrain.config import DataConfig
-from posttrain.data.dropped import Dropped
+from posttrain.data.dropped import Dropped, too_many
 from posttrain.data.examples import render_examples
 from posttrain.data.forms import FORMS, MEANT, Form, detect, fits
 from posttrain.data.labels import render_labels
@@ -25,7 +25,7 @@ from posttrain.data.looks import LOOKS
 from posttrain.data.messages import as_dialogue, implicit_dialogue, implicit_prompt
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer, render_prompts
-from posttrain.data.read import read_rows
+from posttrain.data.read import Row, read_rows
 from posttrain.errors import DataError
 
 ASK, YES, NO = (
@@ -277,6 +277,16 @@ def test_an_answer_that_says_nothing_is_dropped_whatever_its_form(blank):
 
 
 # --- rows that fit no form -------------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_file_in_another_form_say_so():
+    ours = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    alpaca, broken = {"instruction": "a", "output": "b"}, {"messages": None, "id": 3}
+    form = detect(rows_of(*[ours] * 3, alpaca), "examples")
+    assert form.read(Row(alpaca, "b:1")) == Dropped("b:1", "with the columns instruction + output and not messages")
+    assert form.read(Row(broken, "a:4")) == Dropped("a:4", "no value in column 'messages'")
+    error = too_many([form.read(Row(alpaca, "b:1"))], 1, 0.5, "training data")
+    assert error.fix == "Convert the files to one form: all rows are read by the same columns."
 
 
 @catalogue(

@@ -184,6 +184,10 @@ def test_unusable_rows_are_counted_with_reason_and_place(renderer):
     assert found.dropped_summary.startswith("dropped 8 of 9 rows: 2 no value")
 
 
+def test_a_template_takes_a_column_with_a_dot_in_its_name(renderer):
+    assert texts(render(rows_of({"a.b": "x", "c[0]": "y"}), renderer, prompt="{a.b} {c[0]}")) == ["x y"]
+
+
 def test_a_template_over_empty_columns_is_an_empty_prompt(renderer):
     rows = rows_of({"a": "x", "b": "y"}, {"a": "", "b": " "}, {"a": "x", "b": None})
     found = render(rows, renderer, prompt="{a} {b}", max_dropped=1.0)

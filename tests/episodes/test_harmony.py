@@ -151,14 +151,15 @@ def turn(text: str) -> Completion:
 
 
 def test_a_sampled_pair_is_read_back_by_its_ids_though_its_text_is_a_channel_of_them():
-    prompt = Prompt(index=0, ids=(1,), text="One?")
+    tokenizer = tokenizer_of("harmony")
+    prompt = Prompt(index=0, ids=tuple(tokenizer("One?").input_ids), text="One?")
     answers = [turn(THOUGHT + f"<|channel|>final<|message|>{number}<|return|>") for number in (4, 5)]
     values = write_sampled_pair(prompt, *answers)
     assert (values["chosen"], values["rejected"]) == ("4", "5")
-    pair = read_sampled_pair(Row(values, "here"), tokenizer_of("harmony"), 0)
-    assert pair.chosen.input_ids == (1, *answers[0].ids)
-    with pytest.raises(Unusable, match="chosen_ids of another tokenizer"):
-        read_sampled_pair(Row({**values, "chosen": "6"}, "here"), tokenizer_of("harmony"), 0)
+    pair = read_sampled_pair(Row(values, "here"), tokenizer, 0)
+    assert pair.chosen.input_ids == (*prompt.ids, *answers[0].ids)
+    with pytest.raises(Unusable, match="chosen_ids that do not spell chosen"):
+        read_sampled_pair(Row({**values, "chosen": "6"}, "here"), tokenizer, 0)
 
 
 def test_split_writes_reasoning_within_a_chain_of_calls_and_drops_it_behind_an_answer():

@@ -122,13 +122,36 @@ def test_a_pair_is_read_back_by_its_ids_and_not_by_its_text():
 def test_ids_of_another_tokenizer_are_refused():
     tokenizer = tiny_tokenizer()
     for wrong in ([5, 9], [5, 10_000], [], ["c"]):
-        with pytest.raises(Unusable, match="rejected_ids of another tokenizer: leave out the columns of ids"):
+        with pytest.raises(Unusable, match=r"rejected_ids that do not spell .*leave out the columns"):
             read_sampled_pair(row(tokenizer, rejected_ids=wrong), tokenizer, 0)
 
 
 def test_text_that_a_stop_string_cut_is_still_spelled_by_its_ids():
     tokenizer = tiny_tokenizer()
-    assert read_sampled_pair(row(tokenizer, rejected="d"), tokenizer, 0).rejected.input_ids == (1, 3, 4, 6, 7, 2)
+    prompt = Prompt(index=0, ids=(1, 3, 4), text="ab")
+    values = write_sampled_pair(prompt, completion((5, 2), "c"), completion((6, 7, 2), "d"), ["x", "e"])
+    assert read_sampled_pair(Row(values, "here"), tokenizer, 0).rejected.input_ids == (1, 3, 4, 6, 7, 2)
+
+
+@pytest.mark.parametrize("column", ["prompt", "chosen", "rejected"])
+@pytest.mark.parametrize("edit", [lambda text: text[:-1], lambda text: "a" + text, lambda text: "", lambda text: None])
+def test_ids_of_an_edited_text_are_refused(column, edit):
+    tokenizer = tiny_tokenizer()
+    values = row(tokenizer, chosen="cc", chosen_ids=[5, 5, 2]).values
+    with pytest.raises(Unusable):
+        read_sampled_pair(Row(values | {column: edit(values[column])}, "here"), tokenizer, 0)
+
+
+def test_ids_of_a_conversation_hold_each_turn_of_the_prompt_whatever_the_template_writes_around_it():
+    tokenizer = tiny_tokenizer()
+    turns = [{"role": "system", "content": "ab"}, {"role": "user", "content": " cd "}]
+    values = row(tokenizer, prompt=turns, prompt_ids=[1, 5, 3, 4, 3, 5, 6, 7]).values  # c ab a cd e
+    assert read_sampled_pair(Row(values, "here"), tokenizer, 0).chosen.input_ids[-2:] == (5, 2)
+    for place, edited in ((0, "abb"), (1, "dc")):
+        turns[place] = turns[place] | {"content": edited}
+        with pytest.raises(Unusable, match="prompt_ids that do not spell prompt"):
+            read_sampled_pair(Row(values | {"prompt": turns}, "here"), tokenizer, 0)
+        turns[place] = turns[place] | {"content": "ab"}
 
 
 # Runs

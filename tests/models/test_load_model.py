@@ -150,6 +150,13 @@ def test_a_missing_folder(tmp_path):
         load(tmp_path / "nothing")
 
 
+def test_the_url_of_a_run_names_its_working_folder():
+    with pytest.raises(
+        ModelError, match=r"'s3://b/run' is a URL; .*\n  Give the working folder of the run, here runs/run-"
+    ):
+        load("s3://b/run")
+
+
 def test_a_name_on_the_hub_that_cannot_be_reached(monkeypatch, tmp_path):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("HF_HOME", str(tmp_path))

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 from tests.disks import FILL, on_a_small_disk
 from tests.processes import run_code
 from tests.store.urls import contents, one_of_two_takes_over, take_step
@@ -285,6 +286,30 @@ def test_a_fetch_that_fails_changes_nothing(storage, monkeypatch):
 
 def fail(given: str) -> None:
     raise StorageError(given=given)
+
+
+@pytest.mark.parametrize("of_run", [folder_to_resume, folder_to_read])
+def test_a_url_that_cannot_be_used_is_refused_before_anything_is_fetched(storage, monkeypatch, of_run):
+    """file:// lists nothing where nothing is, but s3:// refuses a bucket that does not exist."""
+    no_bucket = FileNotFoundError("The specified bucket does not exist")
+    monkeypatch.setattr(LocalFileSystem, "find", lambda *_, **__: raised(no_bucket))
+    with pytest.raises(ConfigError) as error:
+        of_run(storage.url)
+    assert error.value.given == f"{storage.url}: The specified bucket does not exist (FileNotFoundError)"
+    assert "Check the URL, the credentials in the environment" in error.value.fix
+
+
+def test_a_file_that_goes_while_a_run_is_fetched_is_an_error_of_the_storage(storage, monkeypatch):
+    storage.move_on()
+    monkeypatch.setattr(LocalFileSystem, "get_file", lambda *_, **__: raised(FileNotFoundError("gone")))
+    storage.on("c")
+    with pytest.raises(StorageError, match=r"Try again") as error:
+        folder_to_read(storage.url)
+    assert type(error.value) is StorageError
+
+
+def raised(error: Exception) -> None:
+    raise error
 
 
 def test_a_damaged_checkpoint_is_passed_over_by_name(storage):

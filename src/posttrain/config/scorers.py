@@ -84,8 +84,8 @@ class JudgeConfig(Part):
     strip_reasoning: bool = True
     """Judge only the text after the last </think> of an answer."""
     max_comparisons: Count | None = None
-    """Maximum number of comparisons in one group, spread evenly. Each answer takes part in at least one. null: all
-    pairs."""
+    """Number of comparisons in one group, spread evenly; raised to half the group's size, so that each answer takes
+    part in one. Scores then come from different opponents. null: all pairs."""
     samples: Count = 1
     """Number of judgements of each answer in mode score; their mean is the score. More than 1 need a temperature."""
     temperature: NonNegative = 0.0

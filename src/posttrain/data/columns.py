@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from posttrain.errors import DataError
 
@@ -59,6 +62,30 @@ _BEFORE_A_SIDE = {
 """Words that a verdict may have before the side: model_a, winner: model a. Any other word may reverse it: not a."""
 
 
+def spelled(value: str | Mapping[str, str]) -> str:
+    """A name or a mapping as a config has to spell it: quoted if YAML would read something else.
+
+    >>> spelled({"prompt": "Question ", "chosen": "better"}), spelled("yes")
+    ("{prompt: 'Question ', chosen: better}", "'yes'")
+    """
+    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=math.inf)
+    return text.removesuffix("...\n").strip()
+
+
+def listed(columns: Iterable[str]) -> str:
+    """The names of the columns in one line, each spelled as in a config.
+
+    >>> listed(["prompt", "Question ", "good, bad"]), listed([])
+    ("prompt, 'Question ', 'good, bad'", '(none)')
+    """
+    return ", ".join(spelled({name: ""})[1 : -len(": ''}")] for name in columns) or "(none)"
+
+
+def in_template(columns: Iterable[str]) -> str:
+    """A template of `data.prompt` over the first column that can stand in braces."""
+    return "{" + next((name for name in columns if not set(name) & set('{}:!"\\')), "column") + "}"
+
+
 def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:
     """The values of a row under our column names. A row of another file that already uses our name keeps its column.
 
@@ -77,8 +104,8 @@ def require_columns(names: Names, columns: Sequence[str]) -> None:
             close = difflib.get_close_matches(theirs, columns, n=1, cutoff=0.5)
             raise DataError(
                 given=f"data.columns has {ours}: {theirs}, but the data has no column {theirs!r}",
-                allowed=f"its columns {', '.join(columns) or '(none)'}",
-                fix=f"Set data.columns = {{{ours}: {close[0]}}}." if close else "Name one of its columns.",
+                allowed=f"its columns {listed(columns)}",
+                fix=f"Set data.columns = {spelled({ours: close[0]})}." if close else "Name one of its columns.",
             )
 
 

@@ -13,7 +13,10 @@ if TYPE_CHECKING:
     from posttrain.data.read import Row
 
 T = TypeVar("T")
+IN_ANOTHER_FORM = "with the columns"
+"""The beginning of the reason for a row of a file in another form."""
 CURES = (
+    (IN_ANOTHER_FORM, "Convert the files to one form: all rows are read by the same columns"),
     (
         "prompt longer than",
         "Shorten them, or lower sampling.max_completion_length: the context holds prompt and answer",

@@ -23,8 +23,18 @@ from itertools import islice
 from typing import Any, Literal
 
 from posttrain.data import layouts as read
-from posttrain.data.columns import PROMPT_NAMES, Names, other_names, renamed, two_answers, verdict_column
-from posttrain.data.dropped import Dropped, Unusable
+from posttrain.data.columns import (
+    PROMPT_NAMES,
+    Names,
+    in_template,
+    listed,
+    other_names,
+    renamed,
+    spelled,
+    two_answers,
+    verdict_column,
+)
+from posttrain.data.dropped import IN_ANOTHER_FORM, Dropped, Unusable
 from posttrain.data.limits import refuse_half_characters
 from posttrain.data.messages import is_dialogue
 from posttrain.data.read import Row
@@ -85,18 +95,28 @@ class Form:
     def read(self, row: Row, *, chat: bool = False) -> dict[str, Any] | Dropped:
         """The values of a row under our names, or the reason why it cannot be used. `chat`: the model has a chat
         template."""
+        values = renamed(row.values, self.columns) if self.columns else row.values
         try:
-            values = renamed(row.values, self.columns) if self.columns else row.values
             found = (self.chat_reader or self.reader if chat else self.reader)(values)
             refuse_half_characters(row.values if self.kind == "prompts" else found)
         except Unusable as reason:
-            return Dropped(row.origin, str(reason))
+            return Dropped(row.origin, self._in_another_form(values) or str(reason))
         except RecursionError:
             return Dropped(row.origin, "lists or objects that are nested too deeply")
         if self.kind != "prompts":
             return found
         others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}
         return others | ({"answer": row.values.get(self.answer)} if self.answer else {}) | found
+
+    def _in_another_form(self, values: Mapping[str, Any]) -> str:
+        """The reason for a row that lacks our columns because its file has those of another form; "" for any other."""
+        there = [name for name, value in values.items() if value is not None]
+        other = None if set(self.needs) <= set(there) else _by_columns(self.kind, there, [values])
+        return (
+            ""
+            if other is None or set(other.needs) <= set(self.needs)
+            else f"{IN_ANOTHER_FORM} {other.name} and not {self.name}"
+        )
 
     def unused(self, columns: Iterable[str]) -> tuple[str, ...]:
         """Columns of the data that this form does not read. In training with rewards, reward functions receive them."""
@@ -286,8 +306,8 @@ def _compared(columns: Sequence[str], sample: Sequence[Mapping[str, Any]]) -> Fo
     if sides is None or verdict is None or prompt is None:
         return None
     reader = partial(read.read_compared, prompt=prompt, sides=sides, verdict=verdict)
-    needs = " ".join((prompt, *sides, verdict))
-    return _form("pairs", needs, "two answers and a verdict", reader, "input system history tools")
+    form = _form("pairs", "", "two answers and a verdict", reader, "input system history tools")
+    return replace(form, needs=(prompt, *sides, verdict))
 
 
 def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataError:
@@ -297,7 +317,7 @@ def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataErr
     }.get(kind, f"{MEANT[kind]} cannot be made of the columns")
     names = dict.fromkeys(form.needs[0] if kind == "prompts" else form.name for form in forms_of(kind))
     return DataError(
-        given=f"{what} {', '.join(columns) or '(none)'}",
+        given=f"{what} {listed(columns)}",
         allowed=("; " if kind != "prompts" else ", ").join(names),
         fix=_set_prompt(columns)
         if kind == "prompts"
@@ -306,8 +326,8 @@ def _no_form(kind: Kind, columns: Sequence[str], rows: Iterable[Row]) -> DataErr
 
 
 def _set_prompt(columns: Sequence[str]) -> str:
-    known = _under_another_name("prompt", columns) or next(iter(columns), "column")
-    return f'Set data.prompt to a column, or to a template such as "{{{known}}}".'
+    known = _under_another_name("prompt", columns)
+    return f'Set data.prompt to a column, or to a template such as "{in_template([known] if known else columns)}".'
 
 
 def _renaming(kind: Kind, columns: Sequence[str]) -> str:
@@ -318,11 +338,11 @@ def _renaming(kind: Kind, columns: Sequence[str]) -> str:
         missing = [name for name in form.needs if name not in columns]
         known = {name: _under_another_name(name, columns) for name in missing}
         if all(known.values()) and len(set(known.values())) == len(missing) and len(missing) < (len(best) or 9):
-            best = {old: new for new, old in known.items() if old}
+            best = {ours: theirs for ours, theirs in known.items() if theirs}
     if best:
-        return f"Set data.columns = {{{', '.join(f'{new}: {old}' for old, new in best.items())}}}."
+        return f"Set data.columns = {spelled(best)}."
     usual = {"examples": "prompt + completion", "pairs": "prompt + chosen + rejected"}.get(kind, forms_of(kind)[0].name)
-    example = f"{{{usual.partition(' ')[0]}: {next(iter(columns), 'name')}, ...}}"
+    example = spelled({usual.partition(" ")[0]: next(iter(columns), "name")})[:-1] + ", ...}"
     return f"Say in data.columns which columns are {usual.replace(' + ', ', ')}: {example}."
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from posttrain.data.columns import two_answers
+from posttrain.data.columns import spelled, two_answers
 from posttrain.data.dropped import Unusable
 from posttrain.data.forms import ANSWER_COLUMNS, LOOKED_AT, MEANT, TAKEN_BY, Kind, columns_of, detect
 from posttrain.data.masks import Conversation, find_answers
@@ -63,8 +63,8 @@ def looks_like(rows: Sequence[Row], used: Kind) -> list[Finding]:
         return []
     message = f"{texts[0]} looks like an answer, but only reward functions would receive it"
     fix = (
-        f"Set data.columns = {{completion: {texts[0]}}} to imitate it with sft, or data.answer = {texts[0]} if it "
-        "is the gold answer for rewards."
+        f"Set data.columns = {spelled({'completion': texts[0]})} to imitate it with sft, or data.answer = "
+        f"{spelled(texts[0])} if it is the gold answer for rewards."
     )
     return [Finding(message=message, fix=fix)]
 

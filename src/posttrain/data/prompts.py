@@ -15,6 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from posttrain.config import DataConfig
+from posttrain.data.columns import in_template, listed
 from posttrain.data.dropped import Dropped, Kept, Unusable, refuse_too_many
 from posttrain.data.forms import ANSWER_COLUMNS, Form, are_verls, columns_of, detect
 from posttrain.data.layouts import cell, read_prompt, read_verl
@@ -252,8 +253,15 @@ def _named_form(setting: str, columns: Sequence[str], rows: Iterable[Row]) -> Fo
     )
 
 
+class _Names(string.Formatter):
+    """A formatter that takes all of `{a.b}` for the name of a column, and not for an attribute."""
+
+    def get_field(self, field_name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, str]:
+        return kwargs[field_name], field_name
+
+
 def _fill_in(values: Mapping[str, Any], *, template: str, names: Sequence[str]) -> dict[str, Any]:
-    prompt = template.format_map({name: cell(values, name) for name in names})
+    prompt = _Names().vformat(template, (), {name: cell(values, name) for name in names})
     if not prompt.strip():
         raise Unusable("empty prompt")
     return {"prompt": prompt}
@@ -281,11 +289,10 @@ def _fields(template: str) -> list[str]:
 def _no_column(missing: str, allowed: str, columns: Sequence[str], wanted: str = "") -> DataError:
     close = difflib.get_close_matches(wanted, columns, n=1, cutoff=0.5)
     hint = f"Did you mean {close[0]!r}? " if close else ""
-    example = "{" + columns[0] + "}" if columns else "{column}"
     return DataError(
-        given=f"the data has no {missing.removeprefix('the ')}; its columns are {', '.join(columns) or '(none)'}",
+        given=f"the data has no {missing.removeprefix('the ')}; its columns are {listed(columns)}",
         allowed=allowed,
-        fix=f'{hint}Set data.prompt to a column, or to a template such as "{example}".'
+        fix=f'{hint}Set data.prompt to a column, or to a template such as "{in_template(columns)}".'
         if "answer" not in missing
         else f"{hint}Set data.answer to the column with the gold answer.",
     )

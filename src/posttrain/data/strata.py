@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from posttrain.data.columns import listed
 from posttrain.data.order import Strata
 from posttrain.data.stream import StreamedRecords
 from posttrain.errors import DataError
@@ -30,7 +31,7 @@ def strata_of(prompts: Sequence[Prompt], column: str | None) -> Strata | None:
             found = "no such column"
         raise DataError(
             given=f"data.stratify = {column}: {found} in each of the {len(prompts)} prompts",
-            allowed=f"a column with a few values; the columns are {', '.join(names) or '(none)'}",
+            allowed=f"a column with a few values; the columns are {listed(names)}",
             fix="Set data.stratify to such a column, or leave it out.",
         )
     return Strata.by(labels)

@@ -30,6 +30,7 @@ from transformers import (
 )
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
+from posttrain.config.urls import is_url, working_folder, wrong_url
 from posttrain.errors import DoesNotFit, ModelError
 from posttrain.models.modes import without_progress_bars
 from posttrain.shown import shown
@@ -72,6 +73,13 @@ def find_source(config: ModelConfig) -> ModelSource:
             fix=_gguf_fix(folder.parent, folder.name)
             if folder.suffix == ".gguf"
             else f"Set model.path = {str(folder.parent)!r}.",
+        )
+    if is_url(config.path) and wrong_url("model.path", config.path) is None:
+        raise ModelError(
+            given=f"model.path = {config.path!r} is a URL",
+            allowed="a folder, or a name on the Hugging Face Hub",
+            fix=f"Give the working folder of the run, here {shown(working_folder(config.path))}; on another machine "
+            f"`posttrain resume {shown(config.path)}` fetches it.",
         )
     if not HUB_NAME.fullmatch(config.path):
         raise ModelError(

@@ -28,7 +28,7 @@ from posttrain.store import claim
 from posttrain.store.checkpoint import MANIFEST
 from posttrain.store.claim import Claim
 from posttrain.store.ledger import LEDGER, Stamp, keep_ledger, read_ledger, stamp_of
-from posttrain.store.remote import RemoteFolder, cause_of
+from posttrain.store.remote import RemoteFolder, at_the_start, cause_of
 
 EVERY = 5.0
 """Seconds between two looks at the folder."""
@@ -70,7 +70,7 @@ class Carrier:
         kept = read_ledger(self.folder)
         writer = kept.writer if kept is not None and kept.url == self.remote.url else secrets.token_hex(8)
         wanted = Claim(self.remote, writer)
-        try:
+        with at_the_start(f"output = {url} cannot be used: "):
             if new or not self.remote.sizes():  # empty if the run was killed before it uploaded anything
                 wanted.begin()
             else:
@@ -81,13 +81,6 @@ class Carrier:
             except StorageError:
                 wanted.give_back()
                 raise
-        except StorageError as error:
-            raise ConfigError(
-                given=f"output = {url} cannot be used: {error.given}",
-                allowed=error.allowed,
-                fix="Check the URL, the credentials in the environment, and the address of the storage "
-                "(AWS_ENDPOINT_URL).",
-            ) from None
         self.url, self._claim, self._new = self.remote.url, wanted, new
         known = {} if kept is None or kept.url != self.url else kept.files
         self._there: dict[str, Stamp | None] = {name: known.get(name) for name in there if not claim.is_of_claims(name)}

@@ -14,13 +14,13 @@ from pathlib import Path, PurePosixPath
 import psutil
 
 from posttrain.config.urls import is_url, working_folder, wrong_url
-from posttrain.errors import ConfigError
+from posttrain.errors import ConfigError, StorageError
 from posttrain.files import within_disk
 from posttrain.store import claim
 from posttrain.store.checkpoint import MANIFEST, Checkpoint, verify
 from posttrain.store.claim import Claim
 from posttrain.store.ledger import keep_ledger, read_ledger, stamp_of
-from posttrain.store.remote import Gone, RemoteFolder
+from posttrain.store.remote import Gone, RemoteFolder, at_the_start
 from posttrain.store.run_store import holds_run, require_run
 
 _OF_CHECKPOINT = re.compile(r"(checkpoints/step-(\d{6,}))/.+")
@@ -33,19 +33,20 @@ def folder_to_resume(run: str | PathLike[str], say: Say = lambda text: None) -> 
     """Return the folder in which a run can be resumed. For a URL, this is its working folder. Unless this machine wrote
     last, the folder is filled from the URL, with the newest intact checkpoint.
 
-    Raises ConfigError if nothing can be resumed or another process writes the run, and StorageError if the URL cannot
-    be read.
+    Raises ConfigError if the URL cannot be used, if nothing can be resumed or if another process writes the run, and
+    StorageError if the storage fails later.
     """
     if not is_url(run):
         return Path(run)
-    remote, folder = _open(run)
-    if _is_newest(folder, remote) and holds_run(folder):
+    remote, folder, is_newest = _open(run)
+    if is_newest and holds_run(folder):
         return folder
     names = remote.sizes()
     _require_run(remote, names)
     writer = secrets.token_hex(8)
     mine = Claim(remote, writer)
-    mine.take()  # before reading, so that nobody else writes in the meantime
+    with at_the_start():
+        mine.take()  # before reading, so that nobody else writes in the meantime
     try:
         say(f"fetching {remote.url} into {folder}")
         with _filled(remote, folder, say, checkpoints=True) as part:
@@ -66,8 +67,8 @@ def folder_to_read(run: str | PathLike[str], *, checkpoints: bool = False) -> Pa
     fresh copy, because the run may still train. With `checkpoints`, the copy has the newest intact checkpoint."""
     if not is_url(run):
         return Path(run)
-    remote, folder = _open(run)
-    if _is_newest(folder, remote):
+    remote, folder, is_newest = _open(run)
+    if is_newest:
         return folder
     _require_run(remote, remote.sizes())
     place = folder.with_name(f"{folder.name}.copy")
@@ -76,17 +77,15 @@ def folder_to_read(run: str | PathLike[str], *, checkpoints: bool = False) -> Pa
     return place
 
 
-def _open(run: str | PathLike[str]) -> tuple[RemoteFolder, Path]:
+def _open(run: str | PathLike[str]) -> tuple[RemoteFolder, Path, bool]:
+    """Return the URL, its working folder, and whether this folder was the last to write the run."""
     url = os.fspath(run)
     if (error := wrong_url("RUN", url)) is not None:
         raise error
-    return RemoteFolder(url), working_folder(url)
-
-
-def _is_newest(folder: Path, remote: RemoteFolder) -> bool:
-    """Was this folder the last to write the run?"""
-    kept, last = read_ledger(folder), claim.newest(remote)
-    return kept is not None and last is not None and last.writer == kept.writer
+    remote, folder = RemoteFolder(url), working_folder(url)
+    with at_the_start():
+        kept, last = read_ledger(folder), claim.newest(remote)
+    return remote, folder, kept is not None and last is not None and last.writer == kept.writer
 
 
 def _require_run(remote: RemoteFolder, names: Iterable[str]) -> None:
@@ -113,9 +112,13 @@ def _filled(remote: RemoteFolder, folder: Path, say: Say, *, checkpoints: bool) 
                 try:
                     _fetch(remote, part, say, checkpoints=checkpoints)
                     break
-                except Gone:
+                except Gone as error:
                     if attempt == ATTEMPTS - 1:
-                        raise
+                        raise StorageError(
+                            given=error.given,
+                            allowed="a run whose files stay until they are read",
+                            fix="Try again when nothing else changes the files there.",
+                        ) from None
             require_run(part)
             yield part
             os.rename(part, folder)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
@@ -89,7 +89,7 @@ class RemoteFolder:
     def sizes(self, below: str = "") -> dict[str, int]:
         """Return the size in bytes of each file in the folder `below`, by its name there; empty if there are none."""
         place = self._path(below)
-        found = self._do(below, lambda: self._files.find(place, detail=True))
+        found = self._do("", lambda: self._files.find(place, detail=True))
         start = self._files._strip_protocol(place).rstrip("/") + "/"
         sizes = {path.removeprefix(start): int(info["size"]) for path, info in found.items() if info["type"] == "file"}
         return {name: size for name, size in sizes.items() if name}
@@ -127,6 +127,20 @@ class RemoteFolder:
                 given=f"{self.url}{'/' if name else ''}{name}: {cause_of(error)}",
                 allowed="storage that responds and has room, and credentials to list, read, write and delete there",
             ) from None
+
+
+@contextmanager
+def at_the_start(what: str = "") -> Iterator[None]:
+    """Turn a StorageError into a ConfigError: if the first requests fail, the URL or the credentials are wrong. `what`
+    is the beginning of its message."""
+    try:
+        yield
+    except StorageError as error:
+        raise ConfigError(
+            given=f"{what}{error.given}",
+            allowed=error.allowed,
+            fix="Check the URL, the credentials in the environment, and the address of the storage (AWS_ENDPOINT_URL).",
+        ) from None
 
 
 def cause_of(error: BaseException) -> str:

@@ -135,7 +135,8 @@ def _spoken(content: Any) -> str:
 
 
 def even_pairs(size: int, most: int | None) -> list[tuple[int, int]]:
-    """All pairs of a group, or `most` of them. Each member is in at least one pair, and all in about equally many.
+    """All pairs of a group, or `most` of them, but at least half as many as members: each is in at least one pair, and
+    all in about equally many.
 
     >>> even_pairs(3, None), even_pairs(4, 2), even_pairs(3, 1)
     ([(0, 1), (0, 2), (1, 2)], [(0, 1), (2, 3)], [(0, 1), (0, 2)])
