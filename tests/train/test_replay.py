@@ -341,6 +341,14 @@ def test_a_file_of_another_step_or_program_and_a_gap_are_told(run, tmp_path_fact
 # --- changes that would make a replay meaningless ---------------------------------------------------------------------
 
 
+def test_versions_are_compared_as_checkpoints_record_them(run, monkeypatch):
+    """Packages of torch with CUDA are of version 2.13.0, and torch itself says 2.13.0+cu130."""
+    monkeypatch.setattr(torch, "__version__", f"{torch.__version__.partition('+')[0]}+another")
+    newest = max((run / "checkpoints").glob("step-*"))
+    recorded = json.loads((newest / "manifest.json").read_text())["versions"]
+    assert replaying.versions() == {name: recorded[name] for name in ("torch", "transformers")}
+
+
 @pytest.mark.slow
 def test_another_version_or_machine_is_refused_and_a_remark_of_a_what_if(run, monkeypatch):
     elsewhere = {"machine": "another processor", "threads": 1}

@@ -387,7 +387,7 @@ def _seal(folder: Path, step: int, facts: Mapping[str, Any]) -> dict[str, Any]:
     manifest = {
         "step": step,
         "facts": dict(facts),
-        "versions": {name: _version(name) for name in ("posttrain", "torch", "transformers")},
+        "versions": {name: version_of(name) for name in ("posttrain", "torch", "transformers")},
         "files": {
             name: {"bytes": path.stat().st_size, "sha256": _sha256(path)} for name, path in sorted(files.items())
         },
@@ -506,7 +506,8 @@ def _sha256(path: Path) -> str:
 
 
 @functools.cache
-def _version(name: str) -> str:
+def version_of(name: str) -> str:
+    """The version of an installed package, as checkpoints record it: for torch without the build, such as +cu130."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -32,7 +32,7 @@ from posttrain.experience.sampled_pairs import FILE as PAIRS
 from posttrain.models.compute import FILE as COMPUTE
 from posttrain.models.compute import Compute, computed_on
 from posttrain.rewards.model import find_model
-from posttrain.store.checkpoint import Checkpoint, Checkpoints, save_state
+from posttrain.store.checkpoint import Checkpoint, Checkpoints, save_state, version_of
 from posttrain.store.run_store import RunStore
 from posttrain.store.shards import read_state
 from posttrain.train import same_data, same_model
@@ -277,10 +277,9 @@ class _Replaying:
 
 
 def versions() -> dict[str, str]:
-    """Versions of the libraries that compute. It leaves out posttrain: a replay may test a new version of it."""
-    import transformers
-
-    return {"torch": torch.__version__, "transformers": transformers.__version__}
+    """Versions of the libraries that compute, as checkpoints record them. It leaves out posttrain: a replay may test a
+    new version of it. The build of torch is a part of `computed_on`."""
+    return {name: version_of(name) for name in ("torch", "transformers")}
 
 
 def columns_of(data: StepData, batch: Batch, rows: list[dict[str, Any]]) -> tuple[str, list[Any], list[Any]]:
