@@ -1,7 +1,7 @@
 """Plain data across a process boundary: Python values as JSON that keeps their types, and only values.
 
-    >>> unpack(pack({(1, 2): {3.0, None}}))
-    {(1, 2): {3.0, None}}
+    >>> unpack(pack({(1, 2): [3.0, None]}))
+    {(1, 2): [3.0, None]}
     >>> pack(True), pack(1), pack(1.0), pack((1,))
     (True, 1, {'f': '0x1.0000000000000p+0'}, {'t': [1]})
 
