@@ -173,6 +173,19 @@ def test_an_interrupt_waits_for_the_end_of_the_import(interruptible, sent):
 
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_module_whose_import_was_interrupted_does_not_run_again(interruptible, package, tmp_path, sent):
+    """torch cannot run twice in a process, and its finalisers use it."""
+    with (tmp_path / package / "__init__.py").open("a") as code:
+        code.write(f"import signal\nsignal.raise_signal({int(sent)})\n")
+    defer(package)
+    module = sys.modules[package]
+    with pytest.raises(KeyboardInterrupt):
+        module.last  # noqa: B018
+    assert module.last
+    assert runs() == 1
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_heard_where_the_import_fails(interruptible, sent):
     def fails():
         with suppress(ImportError), uninterrupted():

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,6 +204,36 @@ def test_the_loop_of_the_page_is_that_of_the_notebook():
     assert len(shown[1].strip().splitlines()) <= 30
     begin, loop = cells(ROOT / "notebooks" / "own_loop.ipynb")[:2]
     assert shown[1].strip() == f"{begin}\n\n{loop}"
+
+
+@pytest.fixture
+def executing(monkeypatch, tmp_path) -> Iterator[Any]:
+    """`notebooks.execute` without a kernel."""
+    client = SimpleNamespace(execute=lambda: None)
+    written = SimpleNamespace(read=lambda path, as_version: "", write=lambda *args: None)
+    monkeypatch.setitem(sys.modules, "nbformat", written)
+    monkeypatch.setitem(sys.modules, "nbclient", SimpleNamespace(NotebookClient=lambda *args, **options: client))
+    module = importlib.import_module("notebooks.execute")
+    monkeypatch.setattr(module, "EXECUTED", tmp_path)
+    monkeypatch.setattr(module, "download", lambda path, place: "")
+    yield module
+    del sys.modules["notebooks.execute"]
+
+
+def test_a_notebook_that_does_not_exist_is_an_error_that_names_the_others(executing):
+    with pytest.raises(SystemExit, match=r"^no notebook is called own_lop; allowed: attacked_reward, first_win, own_"):
+        executing.main(["own_loop", "own_lop"])
+
+
+def test_a_notebook_that_cannot_download_fails_the_command_after_the_others_have_run(executing, monkeypatch, capsys):
+    executing.main([])
+    assert len(capsys.readouterr().out.splitlines()) == len(NOTEBOOKS)
+    monkeypatch.setattr(executing, "download", lambda path, place: "no network" if path.stem == "first_win" else "")
+    with pytest.raises(SystemExit, match=r"^did not run: first_win$"):
+        executing.main([])
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == len(NOTEBOOKS)
+    assert [line.split() for line in said if "skipped" in line] == [["first_win", "skipped:", "no", "network"]]
 
 
 @pytest.mark.slow

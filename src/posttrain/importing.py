@@ -72,7 +72,7 @@ def _load(module: ModuleType) -> None:
             spec: Any = module.__spec__
             with uninterrupted():
                 spec.loader.exec_module(module)
-            ModuleType.__setattr__(module, "__class__", ModuleType)
+                ModuleType.__setattr__(module, "__class__", ModuleType)  # before an interrupt that waits is raised
         finally:
             _loading.remove(module)
 

@@ -19,7 +19,7 @@ from tests.episodes.families import (
 
 from posttrain.data.prompts import Renderer
 from posttrain.episodes.bridge import Bridge
-from posttrain.episodes.calls import Call, proven, recognised
+from posttrain.episodes.calls import FORMATS, Call, Said, proven, recognised
 from posttrain.episodes.play import Play
 from posttrain.errors import ConfigError
 from posttrain.types import Completion, Prompt
@@ -165,3 +165,82 @@ def test_the_answer_of_a_turn_is_the_text_beside_its_calls(name: str):
         play = Play(0, 0, Prompt(index=0, ids=(1,), text=""))
         play.draw(Completion(ids=(5,), logprobs=(0.0,), versions=(0,), finish_reason="eos", text=text), read(text))
         assert play.text == ""
+
+
+DEEPSEEK = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>look\n```json\n{}\n```<｜tool▁call▁end｜>"
+TWO_CALLS = [
+    ("hermes", '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call>\n' * 2),
+    ("deepseek", f"<｜tool▁calls▁begin｜>{DEEPSEEK}\n{DEEPSEEK}<｜tool▁calls▁end｜>"),
+    ("mistral", '[TOOL_CALLS][{"name": "look", "arguments": {}}, {"name": "look", "arguments": {}}]'),
+    ("mistral", "[TOOL_CALLS]look[ARGS]{}[TOOL_CALLS]look[ARGS]{}"),
+    ("llama", '{"name": "look", "parameters": {}}; {"name": "look", "parameters": {}}'),
+    ("llama", '<|python_tag|>{"name": "look", "parameters": {}}; {"name": "look", "parameters": {}}'),
+]
+
+
+@pytest.mark.parametrize(("name", "calls"), TWO_CALLS)
+def test_text_behind_calls_is_kept_beside_them(name: str, calls: str):
+    read, made = FORMATS[name].read, [Call("look", {})] * 2
+    said = read(f"{calls}2 or \\boxed{{3}}")
+    assert said == Said("2 or \\boxed{3}", made, answer="2 or \\boxed{3}")
+    assert read(f"{calls}\n<think>Was it").content == "<think>Was it"  # reasoning that a limit cut
+    if name != "llama":  # there a call is the beginning of a turn
+        assert read(f"It is 4{calls}2").content == "It is 4\n2"
+
+
+def test_text_behind_a_call_that_cannot_be_read_is_its_answer():
+    said = FORMATS["hermes"].read('<tool_call>{"name": "look", "arguments": {"at": }}</tool_call>\nSo 42.')
+    assert not said.readable
+    assert said.answer == "So 42."
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("mistral", '[TOOL_CALLS]{"name": "look", "arguments": {}}, {"name": "look", "arguments": {}}'),
+        ("mistral", '[TOOL_CALLS]look[ARGS]{"at": "x"}look[ARGS]{"at": "y"}'),
+        ("mistral", '[TOOL_CALLS]look[ARGS]{"at": "x"}}'),
+        ("llama", '{"name": "look", "parameters": {}}, {"name": "look", "parameters": {}}'),
+        ("llama", '{"name": "look", "parameters": {}}; {"name": "look", "parameters": {"at": }}'),
+    ],
+)
+def test_what_looks_like_a_further_call_is_a_problem_and_no_text(name: str, text: str):
+    said = FORMATS[name].read(text)
+    assert not said.readable
+    assert (said.content, said.answer) == (text, "")
+
+
+ANSWERS = (
+    '{"name": "Paris", "population": 2}',
+    '{"name": "Paris"}',
+    '{"type": "city", "name": "Paris"}',
+    '{"name": "Paris", "population": 2,}',
+    '{"name": "Paris", "popul',
+    '[{"name": "Paris", "parameters": {}}]',
+    '{"city": {"name": "Paris", "parameters": {}}}',
+)
+
+
+@pytest.mark.parametrize("answer", ANSWERS)
+def test_an_answer_in_json_is_no_call_of_llama(answer: str):
+    assert FORMATS["llama"].read(answer) == Said(answer, [])
+
+
+@pytest.mark.parametrize(
+    ("text", "call"),
+    [
+        ('{"name": "look", "parameters": {}}', Call("look", {})),
+        ('{"name": "look", "arguments": {"at": "x"}}', Call("look", {"at": "x"})),
+        ('{"type": "function", "name": "look"}', Call("look", {})),
+        ('<|python_tag|>{"name": "look"}<|eom_id|>', Call("look", {})),
+    ],
+)
+def test_calls_of_llama_in_other_forms_are_read(text: str, call: Call):
+    assert FORMATS["llama"].read(text).calls == [call]
+
+
+@pytest.mark.parametrize("text", ['{"name": "look", "parameters": {"at": }}', '{"type": "function", "name": "lo'])
+def test_broken_json_that_begins_as_a_call_of_llama_is_an_unreadable_call(text: str):
+    said = FORMATS["llama"].read(text)
+    assert not said.readable
+    assert said.answer == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,7 +22,7 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row, read_rows
 from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
 from posttrain.errors import ConfigError, DataError
-from posttrain.experience.sampled_pairs import AnsweredPrompt, choose
+from posttrain.experience.sampled_pairs import AnsweredPrompt, Round, choose
 from posttrain.train.api import resume, train
 from posttrain.train.run import Run
 from posttrain.types import Completion, Prompt
@@ -100,6 +101,20 @@ def test_an_answer_without_a_score_takes_no_part():
 def test_at_random_the_same_words_are_not_paired_twice():
     group = answers(1.0, 1.0, 0.0, ids=(3, 3, 4))
     assert len(choose(SampledPairsConfig(select="random", max_per_prompt=9), group, 0)[0]) == 1
+
+
+@pytest.mark.parametrize("files", [("pipeline.yaml",), ("pipeline.yaml", "pipeline.json")])
+def test_the_error_about_missing_pairs_names_every_file_to_change(tmp_path, monkeypatch, files: tuple[str, ...]):
+    """pipeline.yaml alone may also be the config of a pipeline with another folder."""
+    for name in files:
+        (tmp_path / name).write_text("")
+    folder, settings = tmp_path / "01-dpo", load_config(config(tmp_path, "01-dpo")).config
+    rounds = Round(settings, [], SimpleNamespace(), folder, print)  # type: ignore[arg-type]
+    monkeypatch.setattr(rounds, "answers", lambda: [answers(0.5, 0.5)])
+    with pytest.raises(DataError) as error:
+        rounds.make()
+    both = f" and {tmp_path / 'pipeline.yaml'}" if len(files) == 2 else ""
+    assert f"settings of sampled_pairs in {folder / 'config.yaml'}{both}, and resume." in str(error.value)
 
 
 # Files of a round

@@ -6,15 +6,16 @@
     deepseek   <｜tool▁call▁begin｜>function<｜tool▁sep｜>look ```json {"at": "x"} ```<｜tool▁call▁end｜>
     harmony    <|channel|>commentary to=functions.look <|constrain|>json<|message|>{"at": "x"}<|call|>        gpt-oss
 
-Text that begins as a call but cannot be read is also a call: its result says what is wrong with it. Calls in the
-reasoning of a turn are thoughts, and not made.
+Text that begins as a call but cannot be read is also a call: its result says what is wrong with it. Text before and
+behind calls is kept. Calls in the reasoning of a turn are thoughts, and not made. No mark tells a call of Llama 3 from
+an answer in JSON: a call is an object with "name" and "parameters" (or "arguments"), or of the type "function".
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -76,7 +77,7 @@ class CallFormat:
         found = self.find(text[begin:end])
         if not found.calls:
             return Said(text, [])
-        content = (text[:begin] + found.content).strip()
+        content = _beside(text[:begin] + found.content, text[end:]).strip()
         answer = None if self.channels else content  # the text of a turn in channels never holds its calls
         if not found.readable:
             return Said(text, found.calls, answer=answer)
@@ -166,20 +167,31 @@ def _decoded(text: str, at: int) -> tuple[Any, int] | None:
         return None
 
 
+def _beside(before: str, *behind: str) -> str:
+    """Join the texts around calls. Line breaks keep two numbers from becoming one."""
+    return "\n".join([before.rstrip(), *(text.strip() for text in behind if text.strip())])
+
+
+_CLOSED_HERMES = re.compile(r"\s*(?:</tool_call>)?")
+
+
 def _hermes(text: str) -> Said:
     opening, closing = "<tool_call>", "</tool_call>"
-    at, calls = text.find(opening), list[Call]()
-    content = text if at < 0 else text[:at]
-    while at >= 0:
-        at += len(opening)
+    end, calls, texts = 0, list[Call](), list[str]()
+    while (begin := text.find(opening, end)) >= 0:
+        texts.append(text[end:begin])
+        at = begin + len(opening)
         found = _decoded(text, at)
         if found is not None and _ends(text, found[1], (closing, opening)):
             calls.append(_call(found[0]))
-            at = found[1]
+            end = found[1]
         else:
-            calls.append(_of_json(text[at:].partition(opening)[0].partition(closing)[0]))
-        at = text.find(opening, at)
-    return Said(content, calls)
+            body = text[at:].partition(opening)[0].partition(closing)[0]
+            calls.append(_of_json(body))
+            end = at + len(body)
+        if closed := _CLOSED_HERMES.match(text, end):
+            end = closed.end()
+    return Said(_beside(*texts, text[end:]), calls)
 
 
 def _ends(text: str, at: int, marks: tuple[str, ...]) -> bool:
@@ -188,70 +200,80 @@ def _ends(text: str, at: int, marks: tuple[str, ...]) -> bool:
     return not rest or rest.startswith(marks)
 
 
+_ONE_MORE = re.compile(r"[\s,;]*\{")
+_BROKEN_LLAMA = re.compile(r'\{\s*("type"\s*:\s*"function"|"(name|type)".*"(parameters|arguments)"\s*:)', re.DOTALL)
+
+
 def _llama(text: str) -> Said:
     body = text.strip().removeprefix("<|python_tag|>").removesuffix("<|eom_id|>").strip()
     if not body.startswith("{"):
         return Said(text, [])
-    found = list(_objects(body))
-    is_call = text.strip().startswith("<|python_tag|>") or any(isinstance(one, dict) and "name" in one for one in found)
-    if not is_call and re.match(r'\{\s*"(name|type)"', body) is None:
+    found, rest = _objects(body)
+    marked = text.strip().startswith("<|python_tag|>")
+    if not (marked or any(map(_is_call, found)) or _BROKEN_LLAMA.match(rest)):
         return Said(text, [])
-    return Said("", [_call(one) for one in found] or [_of_json(body)])
+    calls = [_call(one) for one in found]
+    return Said("", [*calls, _of_json(rest)]) if _ONE_MORE.match(rest) else Said(rest, calls)
+
+
+def _is_call(found: Any) -> bool:
+    """Return whether a JSON value is a call of Llama 3, and no answer."""
+    if not isinstance(found, dict):
+        return False
+    return found.get("type") == "function" or ("name" in found and bool({"parameters", "arguments"} & found.keys()))
+
+
+_FURTHER_MISTRAL = re.compile(r"\s*[][{},;]|.*\[ARGS\]", re.DOTALL)
+"""What is no text behind a call, but more of the calls, in another form than expected."""
 
 
 def _mistral(text: str) -> Said:
-    content, mark, rest = text.partition("[TOOL_CALLS]")
-    if not mark:
-        return Said(text, [])
-    if "[ARGS]" in rest and rest.lstrip()[:1] not in ("[", "{"):  # otherwise [ARGS] is part of an argument
-        return Said(content, list(_with_args(mark + rest, mark)))
-    try:
-        found = json.loads(rest)
-    except (ValueError, RecursionError) as error:
-        return Said(content, [Call("", {}, f"the calls are not a JSON list: {error}")])
-    return Said(content, [_call(one) for one in (found if isinstance(found, list) else [found])])
+    mark = "[TOOL_CALLS]"
+    end, calls, texts = 0, list[Call](), list[str]()
+    while (begin := text.find(mark, end)) >= 0:
+        texts.append(text[end:begin])
+        at = begin + len(mark)
+        body = text[at:].partition(mark)[0]
+        name, args, _ = body.partition("[ARGS]")
+        if not args or name.lstrip()[:1] in ("[", "{"):  # [ARGS] is part of an argument
+            name = args = ""
+        head = len(name + args)
+        found = _decoded(text, at + head)
+        if found is None or _FURTHER_MISTRAL.match(text[found[1] :].partition(mark)[0]):
+            calls.append(_named(name.strip(), body[head:]) if args else _of_json(body))
+            end = at + len(body)
+        else:
+            made, end = found
+            if args:
+                made = {"name": name.strip(), "arguments": made}
+            calls += map(_call, made if isinstance(made, list) else [made])
+    return Said(_beside(*texts, text[end:]), calls)
 
 
 _BEGIN = "<｜tool▁call▁begin｜>"
 _OPENED = re.compile(r"[^｜]*<｜tool▁sep｜>\s*([^\n｜]+)\n\s*(?:```json)?")
-_CLOSED = re.compile(r"\s*(?:```)?\s*(?:<｜tool▁calls?▁(?:end|begin)｜>|\Z)")
-
-
-def _with_args(text: str, mark: str) -> Iterator[Call]:
-    """Yield the calls of a text like `[TOOL_CALLS]look[ARGS]{"at": "x"}[TOOL_CALLS]look[ARGS]{"at": "y"}`."""
-    at = 0
-    while at >= 0:
-        at += len(mark)
-        name, args, _ = text[at:].partition(mark)[0].partition("[ARGS]")
-        found = _decoded(text, at + len(name) + len(args)) if args else None
-        if found is not None and _ends(text, found[1], (mark,)):
-            yield _call({"name": name.strip(), "arguments": found[0]})
-            at = found[1]
-        else:
-            yield _named(name.strip(), text[at:].partition(mark)[0].partition("[ARGS]")[2])
-        at = text.find(mark, at)
+_CLOSED = re.compile(r"\s*(?:```)?\s*(?=<｜tool▁calls?▁(?:end|begin)｜>|\Z)")
+_MARK = re.compile(r"<｜tool▁calls?▁(?:end|begin)｜>|<(?:｜[^｜]*｜?)?\Z")  # a limit may cut the last one
 
 
 def _deepseek(text: str) -> Said:
-    content, mark, rest = text.partition("<｜tool▁calls▁begin｜>")
-    if not mark:
-        content, mark, rest = text.partition("<｜tool▁call▁begin｜>")
-        rest = mark + rest
-    at, calls = rest.find(_BEGIN), list[Call]()
-    while at >= 0:
-        at += len(_BEGIN)
-        part = rest[at:].partition(_BEGIN)[0].partition("<｜tool▁call▁end｜>")[0]
-        head, _, body = part.partition("<｜tool▁sep｜>")
-        name, _, arguments = body.strip().partition("\n")
-        opened = _OPENED.match(rest, at)
-        found = None if opened is None else _decoded(rest, opened.end())
-        if opened is not None and found is not None and _CLOSED.match(rest, found[1]):
+    end, calls, texts = 0, list[Call](), list[str]()
+    while (begin := text.find(_BEGIN, end)) >= 0:
+        texts.append(_MARK.sub("", text[end:begin]))
+        at = begin + len(_BEGIN)
+        opened = _OPENED.match(text, at)
+        found = None if opened is None else _decoded(text, opened.end())
+        closed = None if found is None else _CLOSED.match(text, found[1])
+        if opened is not None and found is not None and closed is not None:
             calls.append(_call({"name": opened[1].strip(), "arguments": found[0]}))
-            at = found[1]
+            end = closed.end()
         else:
+            part = text[at:].partition(_BEGIN)[0].partition("<｜tool▁call▁end｜>")[0]
+            head, _, body = part.partition("<｜tool▁sep｜>")
+            name, _, arguments = body.strip().partition("\n")
             calls.append(_named((name or head).strip(), arguments.strip().removeprefix("```json").removesuffix("```")))
-        at = rest.find(_BEGIN, at)
-    return Said(content, calls)
+            end = at + len(part)
+    return Said(_beside(*texts, _MARK.sub("", text[end:])), calls)
 
 
 def _harmony(text: str) -> Said:
@@ -304,11 +326,12 @@ def _call(found: Any) -> Call:
     return Call(found["name"], arguments)
 
 
-def _objects(text: str) -> Iterator[Any]:
-    """Yield consecutive JSON objects, which may have semicolons between them; stop at the first other text."""
-    at = 0
-    while at < len(text) and (read := _decoded(text, at)):
-        found, at = read
-        yield found
+def _objects(text: str) -> tuple[list[Any], str]:
+    """Return consecutive JSON objects, which may have semicolons between them, and the text behind them."""
+    at, found = 0, list[Any]()
+    while text.startswith("{", at) and (read := _decoded(text, at)):
+        one, at = read
+        found.append(one)
         while at < len(text) and text[at] in "; \n":
             at += 1
+    return found, text[at:]

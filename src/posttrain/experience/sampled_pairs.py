@@ -29,6 +29,7 @@ from posttrain.files import write_durably
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
+from posttrain.store.folders import settings_of
 from posttrain.types import Completion, Pair, Prompt
 
 if TYPE_CHECKING:
@@ -184,7 +185,7 @@ class Round:
                 allowed=f"some pairs, and at most max_without = {self.settings.max_without:.0%} of the prompts "
                 "without one",
                 fix=f"{ADVICE[without.most_common(1)[0][0]]} The answers are kept in {self.folder / FOLDER}: change "
-                f"settings of sampled_pairs in {self.folder / 'config.yaml'} and resume.",
+                f"settings of sampled_pairs in {settings_of(self.folder)}, and resume.",
             )
         return rows, found
 

@@ -21,7 +21,17 @@ def is_pipeline(folder: Path) -> bool:
 def pipeline_around(run: Path) -> Path | None:
     """Return the folder of the pipeline that has this run as a stage; None if it belongs to none."""
     parent = run.resolve().parent
-    return parent if (parent / SETTINGS).is_file() else None
+    return parent if is_pipeline(parent) else None
+
+
+def settings_of(run: Path) -> str:
+    """Return the file in which the settings of a run are changed. For a stage these are two, which must agree.
+
+    >>> settings_of(Path("runs/dpo-1"))
+    'runs/dpo-1/config.yaml'
+    """
+    pipeline = pipeline_around(run)
+    return f"{run / 'config.yaml'}{'' if pipeline is None else f' and {pipeline / SETTINGS}'}"
 
 
 def finished_stages(pipeline: Path) -> list[Path]:

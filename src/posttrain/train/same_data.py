@@ -25,6 +25,7 @@ from posttrain.data.dataset import type_of
 from posttrain.data.labels import Unpaired
 from posttrain.data.stream import StreamedRecords
 from posttrain.errors import DataError
+from posttrain.store.folders import settings_of
 from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def require_same(before: Facts, feed: Feed, measure: Measure, data: DataConfig, 
             given=f"the data differs from the data that the run was started with ({_places(data)}): "
             + "; ".join(different),
             allowed="the same rows in the same order, read by the same tokenizer and template",
-            fix=f"Restore the data and the settings in {folder}/config.yaml. Or start a new run on the new data, "
+            fix=f"Restore the data and the settings in {settings_of(folder)}. Or start a new run on the new data, "
             "with the model folder of the newest checkpoint as model.path.",
         )
         error.is_lasting = True

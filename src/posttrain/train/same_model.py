@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.errors import ModelError
 from posttrain.models.identity import start_key
+from posttrain.store.folders import settings_of
 
 if TYPE_CHECKING:
     from posttrain.algorithms import Algorithm
@@ -83,8 +84,8 @@ def other_model(section: str, config: RunConfig, folder: Path, role: str = "") -
     error = ModelError(
         given=f"{section}.path = {getattr(config, section).path!r} holds another model than the run started with{role}",
         allowed="the same weights, in any folder",
-        fix=f"Restore that model, or write its new path into {folder}/config.yaml. Or start a new run with the model "
-        "folder of the newest checkpoint as model.path.",
+        fix=f"Restore that model, or write its new path into {settings_of(folder)}. Or start a new run with the "
+        "model folder of the newest checkpoint as model.path.",
     )
     error.is_lasting = True
     return error
