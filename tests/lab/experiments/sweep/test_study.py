@@ -356,4 +356,5 @@ def test_a_sweep_says_before_it_runs_that_no_trial_is_the_unchanged_config():
     assert "is not in log(1.0e-06, 1.0e-05), algorithm.kl_coef = 0.0 is not in log(0.01, 0.1)." in said
     assert announcement(outside).endswith(f"\n{said}")
     inside, _ = settings_for(BASE, ["train.learning_rate=log(1e-5,1)"], (), None)
-    assert inside.default_left_out == "" and "\n" not in announcement(inside)
+    assert inside.default_left_out == ""
+    assert "\n" not in announcement(inside)
