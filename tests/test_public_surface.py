@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
@@ -13,9 +14,11 @@ from tests.catalogue import catalogue
 
 import posttrain as pt
 from posttrain.algorithms import ALGORITHMS, DPO, GRPO, PPO
+from posttrain.lab.advise.facts import Facts
 from posttrain.lab.experiments.compare.api import compare
 from posttrain.lab.experiments.sweep.api import sweep
 from posttrain.lab.plan.api import make_plan
+from posttrain.lab.plan.target import INPUTS
 from posttrain.train.replay import replay
 from posttrain.train.run import Run
 from posttrain.types import Batch, Experience, Outputs, count_totals
@@ -95,6 +98,13 @@ def test_help_shows_the_arguments_and_defaults_of_the_function_behind(shown, cal
         return [(each.name, each.kind, "say" if callable(each.default) else each.default) for each in given]
 
     assert listed(shown) == listed(called)
+
+
+@pytest.mark.parametrize(("shown", "names"), [(pt.plan, INPUTS), (pt.advise, tuple(Facts.model_fields))])
+def test_help_names_the_keywords_that_stand_behind_two_stars(shown, names):
+    listed = re.search(r": ((?:\w+,\s+)+\w+)\.", shown.__doc__)
+    assert listed is not None
+    assert tuple(re.findall(r"\w+", listed[1])) == names
 
 
 def test_a_loss_is_checked_in_five_lines():

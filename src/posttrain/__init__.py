@@ -171,7 +171,13 @@ def replay(
 
 
 def advise(facts: Any = None, **given: Any) -> Advice:
-    """Rank the algorithms for a situation, with reasons and sources; see `posttrain.lab.advise.advisor.advise`."""
+    """Rank the algorithms for a situation, with reasons and sources; see `posttrain.lab.advise.advisor.advise`.
+
+    Facts, as a mapping or as keywords: data, reward, goal, turns, calls_tools, online, sft_done, model, size, moe,
+    gpus, gpu_memory, priority, answer_length, rollout_bound, heterogeneous, dense_rewards, several_rewards,
+    one_answer, teacher, attempts, base_score, base_pass_at_k, noisy_labels, evaluation, trouble.
+    `posttrain.lab.advise.facts.Facts` explains each.
+    """
     from posttrain.lab.advise.advisor import advise as rank
 
     return rank(facts, **given)
@@ -186,7 +192,12 @@ def plan(
     gpus: str | None = None,
     **how: Any,
 ) -> Plan:
-    """Predict whether a run fits, how long it takes and what it costs; see `posttrain.lab.plan.api.make_plan`."""
+    """Predict whether a run fits, how long it takes and what it costs; see `posttrain.lab.plan.api.make_plan`.
+
+    Further keywords: engine, engine_ranks, engine_tensor, sharding, tensor, network, mean_completion_tokens,
+    prompt_tokens, mean_turns, given_tokens, call_seconds, price, length_spread, main_memory.
+    `posttrain.lab.plan.target.Target` explains each.
+    """
     from posttrain.lab.plan.api import make_plan
 
     return make_plan(config, overrides, model=model, algorithm=algorithm, gpus=gpus, **how)

@@ -70,6 +70,25 @@ def test_a_step_is_shown_as_far_as_the_terminal_is_wide_and_never_cut_within_a_v
     assert max(len(line) for line in stream.getvalue().splitlines() if line.startswith("step ")) <= 120
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "paired", "told"),
+    [
+        (0.46, 0.56, (0.063, 0.44), "difference +29 points, interval +6 to +44"),
+        (0.46, 0.5, (-0.1, 0.44), "difference +29 points, interval −10 to +44"),
+        (0.46, 0.5, None, "intervals overlap"),
+        (0.22, 0.95, (0.063, 0.44), "intervals disjoint"),
+    ],
+)
+def test_the_evidence_beside_the_verdict_is_what_decides_it(before, after, paired, told):
+    """If the intervals overlap, the difference prompt by prompt decides."""
+    found = {"baseline": evaluation(before), "trained": evaluation(after)}
+    if paired:
+        found["difference"] = {"accuracy": {"mean": 0.29, "low": paired[0], "high": paired[1], "n": 128}}
+    stream = io.StringIO()
+    TerminalView(stream).finished({"evaluation": found})
+    assert stream.getvalue().rstrip().endswith(f", {told}")
+
+
 def test_what_has_no_interval_is_not_said_to_overlap():
     stream = io.StringIO()
     before, after = ({"loss": {"mean": mean, "low": 0.0, "high": None, "n": 1}, "prompts": 1} for mean in (11.0, 8.5))

@@ -164,7 +164,7 @@ def foreign_names() -> dict[str, Mapping[str, Entry]]:
 
 def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = ()) -> Hint:
     """Return the message about the unknown key `path` with the value `value`. `known` has all existing dotted paths;
-    `own` has the paths that exist for the chosen algorithm.
+    `own` has the paths that exist for the chosen algorithm, and is empty if none is chosen.
 
     >>> suggest("train.num_generations", "8", ["sampling.group_size"]).text
     "TRL's num_generations is sampling.group_size here. Set sampling.group_size = 8."
@@ -175,19 +175,34 @@ def suggest(path: str, value: str, known: Iterable[str], own: Collection[str] = 
     >>> suggest("beta", "0.2", [], own=["algorithm.kl_coef"]).key
     'algorithm.kl_coef'
     """
-    known = list(known)
+    others = [key for key in known if own and key.startswith("algorithm.") and key not in own]
+    known = [key for key in known if key not in others]
     *sections, name = path.split(".")
+    home = _home(".".join(sections), known)
     return (
         _bracketed(path, value)
         or _family(sections)
         or _of_a_reward(path, value, known)
         or foreign(path, value, own)
-        or _misplaced(path, value, known)
+        or _misplaced(path, value, known, home)
         or (None if sections else _without_section(name, value, own))
-        or _misspelt(path, value, known, own)
+        or _of_other_algorithms(name, others)
+        or _misspelt(name, value, known, own, home)
         or _family([name])
-        or Hint(_whole_section(path, known))
+        or Hint(_whole_section(home, known))
     )
+
+
+def _home(section: str, known: list[str]) -> str:
+    """Return the section that was meant: itself, or if there is none, the one with the nearest name, if any.
+
+    >>> _home("evaluate", ["evaluation.every", "train.every"])
+    'evaluation'
+    """
+    homes = {key.rpartition(".")[0] for key in known}
+    if not section or section in homes:
+        return section
+    return next(iter(difflib.get_close_matches(section, homes, n=1, cutoff=0.7)), section)
 
 
 def _bracketed(path: str, value: str) -> Hint | None:
@@ -241,14 +256,16 @@ _BESIDE = ("critic.", "reference.", "teacher.", "rewards.judge.", "check.judge."
 """Sections of other models. If a name also exists elsewhere, the policy's setting is meant."""
 
 
-def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
-    """Return the message about a key of ours in the wrong section, or with a dot instead of two levels."""
+def _misplaced(path: str, value: str, known: list[str], home: str) -> Hint | None:
+    """Return the message about a key of ours in a wrong or misspelt section, or with a dot instead of two levels."""
     section, _, name = path.rpartition(".")
     found = [key for key in known if key.rpartition(".")[2] == name and key != path]
     found = [key for key in found if not key.startswith(_BESIDE)] or found
     if path in known:
         return Hint(f"Write it as two levels: {section}: {{{name}: {value}}}.", path)
-    siblings = {key.rpartition(".")[2]: key for key in known if section and key.rpartition(".")[0] == section}
+    if (meant := f"{home}.{name}") in found:
+        return Hint(f"Did you mean {meant}?", meant)
+    siblings = {key.rpartition(".")[2]: key for key in known if home and key.rpartition(".")[0] == home}
     near = [siblings[one] for one in difflib.get_close_matches(name, siblings, n=1, cutoff=0.9)] if found else []
     if near:  # either a letter is missing, or the section is wrong
         return Hint(f"Did you mean {' or '.join([*near, *found])}?")
@@ -256,6 +273,11 @@ def _misplaced(path: str, value: str, known: list[str]) -> Hint | None:
         home = found[0].rpartition(".")[0] or "the top level"
         return Hint(f"It belongs to {home}. Set {found[0]} = {value}.", found[0])
     return Hint(f"Did you mean {' or '.join(found)}?") if found else None
+
+
+def _of_other_algorithms(name: str, others: list[str]) -> Hint | None:
+    found = next((key for key in others if key.rpartition(".")[2] == name), None)
+    return Hint(f"{found} is a setting of other algorithms. Leave it out.") if found else None
 
 
 def _other_order(name: str, keys: Iterable[str]) -> str | None:
@@ -271,15 +293,11 @@ def _other_order(name: str, keys: Iterable[str]) -> str | None:
     return found[0] if len(found) == 1 else None
 
 
-def _misspelt(path: str, value: str, known: list[str], own: Collection[str]) -> Hint | None:
-    """Return the message with the nearest name: in the same section or, if there is none, the one with the nearest
-    name; among all our names; or among foreign ones."""
-    section, _, name = path.rpartition(".")
-    homes = {key.rpartition(".")[0] for key in known}
-    if section and section not in homes:
-        section = next(iter(difflib.get_close_matches(section, homes, n=1, cutoff=0.75)), section)
-    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == section}
-    sections = {key.partition(".")[0]: key.partition(".")[0] for key in known} if not section else {}
+def _misspelt(name: str, value: str, known: list[str], own: Collection[str], home: str) -> Hint | None:
+    """Return the message with the nearest name: in the section that was meant, among all our names, or among foreign
+    ones."""
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == home}
+    sections = {key.partition(".")[0]: key.partition(".")[0] for key in known} if not home else {}
     anywhere = {key.rpartition(".")[2]: key for key in known}
     if same := _other_order(name, siblings.values()) or _other_order(name, known):
         return Hint(f"Did you mean {same}?", same)
@@ -307,8 +325,7 @@ def _family(parts: Iterable[str]) -> Hint | None:
     return Hint(f"{found[0].reason}.") if found and isinstance(found[0], Nothing) else None
 
 
-def _whole_section(path: str, known: list[str]) -> str:
-    section = path.rpartition(".")[0]
+def _whole_section(section: str, known: list[str]) -> str:
     prefix = f"{section}." if section else ""
     names = dict.fromkeys(key[len(prefix) :].partition(".")[0] for key in known if key.startswith(prefix))
     if not names:

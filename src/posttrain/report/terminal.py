@@ -169,11 +169,12 @@ class TerminalView:
         measure = measure_of(before, after)
         baseline, trained = headline_span(before, measure), headline_span(after, measure)
         if baseline and trained:
-            told = "intervals disjoint" if baseline.disjoint(trained) else "intervals overlap"
+            disjoint = baseline.disjoint(trained)
+            told = "intervals disjoint" if disjoint else "intervals overlap"
             if not (baseline.finite and trained.finite):
                 told = "without intervals to judge the change by"
             change = span(mapping(mapping(summary.get("evaluation")).get("difference")).get(measure))
-            if change is not None and change.finite and kind_of(after) != "answers":
+            if change is not None and change.finite and not (disjoint and kind_of(after) == "answers"):
                 told = f"difference {show_change(measure, change)}"
             self._say(f"held-out {measure} {show_span(measure, baseline)} → {show_span(measure, trained)}, {told}")
         decided = mapping(summary.get("verdict"))

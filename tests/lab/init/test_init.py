@@ -23,7 +23,7 @@ from posttrain.errors import ConfigError
 from posttrain.lab.advise.advisor import advise
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.advise.ranges import remarks
-from posttrain.lab.init import QUESTIONS, Answers, make_project
+from posttrain.lab.init import QUESTIONS, Answers, make_example, make_project
 from posttrain.lab.init.samples import sample
 
 CHOICES = {question.key: tuple(question.choices) for question in QUESTIONS}
@@ -180,6 +180,17 @@ def test_a_local_model_is_named_by_its_whole_path_and_must_be_one(tmp_path, monk
     (tmp_path / "model" / "config.json").write_text("{}")
     make_project(Answers(model="model", folder=tmp_path / "p"))
     assert yaml.safe_load((tmp_path / "p" / "config.yaml").read_text())["model"] == str(tmp_path / "model")
+
+
+def test_a_model_that_is_not_here_is_said_to_be_a_name_on_the_hub(tmp_path, monkeypatch):
+    """A misspelt folder, and one that an earlier step did not write, look the same as a name."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "config.json").write_text("{}")
+    for model, noted in {"gone": True, "here": False, "tiny": False}.items():
+        said = make_project(Answers(model=model, folder=tmp_path / f"of-{model}")).render()
+        assert ("not a folder here: the run takes it as a name on the Hugging Face Hub." in said) == noted, model
+    assert "gone is not a folder here" in make_example("siblings", "gone", tmp_path / "example").render()
 
 
 def test_without_a_terminal_the_defaults_are_taken_and_json_is_one_object(tmp_path, capfd, monkeypatch):

@@ -14,7 +14,7 @@ import yaml
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.lab.init.project import Project, write_project
-from posttrain.lab.init.questions import TINY, find_model
+from posttrain.lab.init.questions import TINY, find_model, note_on
 from posttrain.lab.init.siblings import siblings
 
 
@@ -66,7 +66,14 @@ def make_example(name: str, model: str, folder: Path) -> Project:
         check(load_config(yaml.safe_load(text)).config)
     readme = Template(_read(name, "README.md")).substitute(model=found, commands="\n".join(commands))
     texts |= {"reward.py": _read(name, "reward.py"), **example.data(), "README.md": readme}
-    return write_project(folder, texts, algorithm=example.algorithm, reason=example.reason, commands=commands)
+    return write_project(
+        folder,
+        texts,
+        algorithm=example.algorithm,
+        reason=example.reason,
+        commands=commands,
+        note=note_on(found),
+    )
 
 
 def _read(name: str, file: str) -> str:

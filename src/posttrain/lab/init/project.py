@@ -13,7 +13,7 @@ from typing import Any
 from posttrain.config import check, load_config
 from posttrain.errors import ConfigError
 from posttrain.files import write_atomically
-from posttrain.lab.init.questions import CATALOGUE, QUESTIONS, Answers
+from posttrain.lab.init.questions import CATALOGUE, QUESTIONS, Answers, note_on
 from posttrain.lab.init.samples import Row, Sample, sample
 from posttrain.lab.init.settings import CHAT, SAMPLED, Recommendation, config_text, lines_of, recommend, settings_of
 
@@ -28,15 +28,16 @@ class Project:
     reason: str
     commands: tuple[str, ...]
     """Commands to type next, in order."""
+    note: str = ""
+    """What may not be as expected."""
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "folder": str(self.folder)}
 
     def render(self) -> str:
         written = f"{self.folder}: {', '.join(self.files)}"
-        return "\n".join(
-            [written, f"algorithm {self.algorithm}: {self.reason}", "Now:", *(f"  {c}" for c in self.commands)]
-        )
+        lines = [written, f"algorithm {self.algorithm}: {self.reason}", *filter(None, [self.note])]
+        return "\n".join([*lines, "Now:", *(f"  {c}" for c in self.commands)])
 
 
 def make_project(answers: Answers) -> Project:
@@ -44,12 +45,17 @@ def make_project(answers: Answers) -> Project:
     found = recommend(answers)
     texts = project_files(answers, found)
     return write_project(
-        answers.folder, texts, algorithm=found.algorithm, reason=found.reason, commands=commands_of(answers)
+        answers.folder,
+        texts,
+        algorithm=found.algorithm,
+        reason=found.reason,
+        commands=commands_of(answers),
+        note=note_on(answers.model),
     )
 
 
 def write_project(
-    folder: Path, texts: Mapping[str, str], *, algorithm: str, reason: str, commands: Sequence[str]
+    folder: Path, texts: Mapping[str, str], *, algorithm: str, reason: str, commands: Sequence[str], note: str = ""
 ) -> Project:
     """Write files (name -> content). If one of them already exists, write nothing and raise ConfigError."""
     present = [name for name in texts if (folder / name).exists()]
@@ -67,6 +73,7 @@ def write_project(
         algorithm=algorithm,
         reason=reason,
         commands=(f"cd {folder}", *commands),
+        note=note,
     )
 
 

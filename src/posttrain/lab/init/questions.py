@@ -87,3 +87,10 @@ def find_model(name: str) -> str:
         allowed="a folder, a name such as Qwen/Qwen3-0.6B, or tiny",
         fix="Use --model tiny to see a full run now, and put another model into config.yaml later.",
     )
+
+
+def note_on(model: str) -> str:
+    """Say that a model (of `find_model`) is not on this machine. A misspelt folder would look the same."""
+    if model == TINY or Path(model).is_absolute():
+        return ""
+    return f"{model} is not a folder here: the run takes it as a name on the Hugging Face Hub."

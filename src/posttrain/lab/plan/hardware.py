@@ -10,7 +10,7 @@ import difflib
 import functools
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +23,12 @@ FILE = Path(__file__).with_name("hardware.yaml")
 CONTEXT = 600 * 2**20
 """Bytes of a GPU that the driver's context and libraries take."""
 _COUNTED = (
-    re.compile(r"(?:(?P<count>\d+(?=\s*[x*])|\d{1,3}(?=[ -]?(?!gi?b)[a-z]))\s*[x*-]?\s*)?(?P<name>.+)", re.IGNORECASE),
-    re.compile(r"(?P<name>.+?)\s*[x*:]\s*(?P<count>\d+)", re.IGNORECASE),
+    re.compile(r"(?P<count>\d+)(?!\d|\s*gi?b?\b)[\s,_x*×:-]*(?P<name>.+)"),
+    re.compile(r"(?P<name>.+?)\s*[x*×:]\s*(?P<count>\d+)"),
 )
-"""`8xH100` or `8 H100`; or, if that is not a known name, `H100x8` or `H100:8`, as schedulers write it. `80 GB` has no
-count."""
+"""`8xh100` or `8 h100`, though `80 gb` has no count; `h100x8` or `h100:8`, as schedulers write it."""
+_COUNTED_LAST = re.compile(r"(?P<name>.+?)[\s,_-]+(?P<count>\d+)")
+"""`h100 8`. The number may also be a part of the name (`rtx 4090`) or the memory (`a100 80`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,9 +159,7 @@ def find_hardware(text: str) -> Hardware:
     >>> find_hardware("8xH100").count, find_hardware("NVIDIA GeForce RTX 4090").device.memory // 2**20
     (8, 24564)
     """
-    matches = [match for form in _COUNTED if (match := form.fullmatch(text.strip()))]
-    readings = [(_short(match["name"]), int(match["count"] or 1)) for match in matches]
-    name, count = next((one for one in readings if one[0] in _names()), readings[0] if readings else ("", 0))
+    name, count = max(_readings(text.strip().lower()), key=lambda reading: _likeness(reading[0]))
     key = _names().get(name)
     if key is None or count < 1:
         raise ConfigError(
@@ -184,6 +183,29 @@ def hardware_with(memory: int, count: int) -> Hardware:
     return Hardware(device=device, count=count, efficiency=assumed_efficiency())
 
 
+def _readings(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the ways to read a text as a name and a count.
+
+    >>> [list(_readings(text)) for text in ("a100 8", "a100 80")]
+    [[('a100-8', 1), ('a100', 8)], [('a100-80', 1)]]
+    """
+    yield _short(text), 1
+    for form in _COUNTED:
+        if (found := form.fullmatch(text)) and found["count"] not in _names():
+            yield _short(found["name"]), int(found["count"])
+    if (found := _COUNTED_LAST.fullmatch(text)) and found["count"] not in _names():
+        words = set(_words(found["name"])) | {found["count"]}
+        if not any(words.issubset(_words(device.title)) for device in devices().values()):
+            yield _short(found["name"]), int(found["count"])
+
+
+def _likeness(name: str) -> float:
+    """Return how similar a name is to the nearest known one: 1 for that name itself, and for the memory of a device."""
+    if _with_memory(name):
+        return 1.0
+    return max(difflib.SequenceMatcher(None, known, name).ratio() for known in _names())
+
+
 @functools.cache
 def _names() -> Mapping[str, str]:
     """Map every name of a device to its key: the key itself, the title, and other names."""
@@ -197,22 +219,25 @@ def _short(name: str) -> str:
     >>> _short("NVIDIA A100-SXM4-80GB"), _short("GeForce RTX 4090 Laptop GPU")
     ('a100-80gb', 'rtx-4090-laptop')
     """
-    words = _words(re.sub(r"(\d)\s+gb", r"\1gb", name.lower()))
+    words = _words(re.sub(r"(?<![a-z0-9])(\d+)\s*gi?b?\b", r"\1gb", name.lower()))
     return "-".join(word for word in words if word not in table()["plain_words"])
 
 
 def _nearest(name: str, count: int) -> str:
     """Return a suggestion, in the form of the command line."""
-    if memory := re.fullmatch(r"(\d+)(?:-?gb)?", name):
-        of_it = [key for key, device in devices().items() if f" {memory[1]} GB" in device.title]
-        if of_it:
-            example = f"{count}x{of_it[0]}" if count > 1 else of_it[0]
-            return f"{memory[1]} GB have {', '.join(of_it)}: for example --gpus {example}."
+    if of_it := _with_memory(name):
+        example = f"{count}x{of_it[0]}" if count > 1 else of_it[0]
+        return f"{name.removesuffix('gb')} GB have {', '.join(of_it)}: for example --gpus {example}."
     part = known_device(name)
     close = [part.key] if part else [_names()[one] for one in difflib.get_close_matches(name, _names(), n=1)]
     if not close:
         return "For example --gpus 8xH100, or --gpus rtx-4090."
     return f"Did you mean --gpus {f'{count}x' if count > 1 else ''}{close[0]}?"
+
+
+def _with_memory(name: str) -> list[str]:
+    """Return the devices with the memory that is given instead of a name: `24`, or `24gb`."""
+    return [key for key, device in devices().items() if f" {name.removesuffix('gb')} GB" in device.title]
 
 
 def known_device(name: str) -> Device | None:

@@ -251,6 +251,10 @@ class Target:
         return self.hardware.free_memory is not None
 
 
+INPUTS = tuple(each.name for each in fields(Target) if each.name not in ("hardware", "cards", "lengths", "missing"))
+"""Fields that a user may give."""
+
+
 def over_ranks(hardware: Hardware, cards: int, config: RunConfig) -> Hardware:
     """Set the number of GPUs that the run trains on: those of this process's job, otherwise `train.devices`.
 
@@ -273,11 +277,10 @@ def target_of(config: RunConfig, gpus: str | None, **how: Any) -> Target:
     else:
         hardware = as_measured(find_hardware(gpus))
         cards = hardware.count
-    known = [field.name for field in fields(Target) if field.name not in ("hardware", "cards", "lengths", "missing")]
-    if unknown := how.keys() - set(known):
+    if unknown := how.keys() - set(INPUTS):
         raise ConfigError(
             given=f"{min(unknown)!r} is not an input of a plan",
-            allowed=f"gpus, {', '.join(known)}",
+            allowed=f"gpus, {', '.join(INPUTS)}",
             fix="Settings of the config go into overrides: {'train.steps': 50}.",
         )
     given = {name: value for name, value in how.items() if value is not None}

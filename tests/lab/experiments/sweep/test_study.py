@@ -345,3 +345,16 @@ def test_all_runs_are_announced_before_the_first():
     assert "on this machine, as planned" in said
     few, _ = settings_for(BASE, ["train.learning_rate=log(1e-5,1e-2)"], (), None, trials=4, seeds=0)
     assert "fresh seeds" not in announcement(few)
+
+
+def test_a_sweep_says_before_it_runs_that_no_trial_is_the_unchanged_config():
+    """The learning rate of the config is 0.001; a logarithmic range has no 0."""
+    knobs = ["train.learning_rate=log(1e-6,1e-5)", "algorithm.kl_coef=log(0.01,0.1)", "train.steps=int(2,8)"]
+    outside, _ = settings_for(BASE, knobs, (), None)
+    said = outside.default_left_out
+    assert said.startswith("No trial is the unchanged config: train.learning_rate = ")
+    assert "is not in log(1.0e-06, 1.0e-05), algorithm.kl_coef = 0.0 is not in log(0.01, 0.1)." in said
+    assert announcement(outside).endswith(f"\n{said}")
+    inside, _ = settings_for(BASE, ["train.learning_rate=log(1e-5,1)"], (), None)
+    assert inside.default_left_out == ""
+    assert "\n" not in announcement(inside)

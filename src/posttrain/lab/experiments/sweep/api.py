@@ -83,7 +83,7 @@ def sweep(
 
 def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -> SweepResult:
     config, base = settings.config, settings.base
-    notes = tuple(filter(None, (for_trials(config, settings.whole)[1],)))
+    notes = tuple(filter(None, (settings.default_left_out, for_trials(config, settings.whole)[1])))
     if (folder / "study.db").exists():
         let_orphans_end()
     study = open_study(folder / "study.db", pruner=settings.pruner, seed=config.seed, steps=config.train.steps)
@@ -96,7 +96,7 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
         trials=settings.trials,
         folder=folder / TRIALS,
         environment=environment,
-        default=settings.default if settings.default_is_reachable else None,
+        default=None if settings.default_left_out else settings.default,
         say=tell,
     )
     work(tasks, workers)
@@ -116,11 +116,13 @@ def _carry_out(settings: SweepSettings, folder: Path, workers: int, tell: Say) -
 
 
 def announcement(settings: SweepSettings) -> str:
-    """Return a line about the runs of a sweep and their planned duration, to show before the first trial."""
+    """Return what to show before the first trial: the number of runs, their planned duration, and whether no trial is
+    the unchanged config."""
     again = len(SIDES) * settings.seeds
     runs = f"{settings.trials} trials of at most {settings.config.train.steps} steps"
     more = f", then {again} runs on fresh seeds (--seeds 0 skips them)" if again else ""
-    return f"{runs}{more}{planned_time([load_config(settings.base).config] * (settings.trials + again))}"
+    planned = planned_time([load_config(settings.base).config] * (settings.trials + again))
+    return "\n".join(filter(None, (f"{runs}{more}{planned}", settings.default_left_out)))
 
 
 def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[str, ...]) -> SweepResult:

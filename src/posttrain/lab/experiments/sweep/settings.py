@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from posttrain.config import Resolved, RunConfig, load_config
-from posttrain.config.text import leaves
+from posttrain.config.text import leaves, write_value
 from posttrain.errors import ConfigError
 from posttrain.files import write_durably
 from posttrain.lab.experiments.sweep.knobs import Knob, check_knobs, knob_of, value_at
@@ -134,8 +134,14 @@ class SweepSettings:
         return for_trials(self.config, self.whole)[0]
 
     @property
-    def default_is_reachable(self) -> bool:
-        return all(knob.holds(self.default[knob.key]) for knob in self.knobs)
+    def default_left_out(self) -> str:
+        """Why no trial has the values of the config. Empty if the first one has them."""
+        outside = [
+            f"{knob.key} = {write_value(value)} is not in {knob.text}"
+            for knob, value in zip(self.knobs, self.default.values(), strict=True)
+            if not knob.holds(value)
+        ]
+        return f"No trial is the unchanged config: {', '.join(outside)}." if outside else ""
 
     def to_json(self) -> dict[str, Any]:
         knobs = {knob.key: knob.text for knob in self.knobs}
