@@ -432,6 +432,9 @@ def test_passes_need_the_number_of_rows(tmp_path):
     assert settings(convert(path, form="sft", rows=800), tmp_path).train.steps == 200
 
 
+PASSES_OF_VERL = "python -m main_ppo data.train_batch_size=512 trainer.total_epochs=10"
+
+
 @pytest.mark.parametrize(
     ("told", "rows", "steps"),
     [
@@ -444,16 +447,51 @@ def test_passes_need_the_number_of_rows(tmp_path):
         ("trl ppo --num_train_epochs 3 --per_device_train_batch_size 32", 100, 10),
         ("python -m main_ppo data.train_batch_size=512 trainer.total_epochs=10", 1_000, 10),
         ("python -m main_ppo data.train_batch_size=1024 trainer.total_epochs=15", 7_473, 105),
+        ("trl sft --num_train_epochs 3 --per_device_train_batch_size 32 --dataloader_drop_last True", 10_000, 936),
+        ("trl sft --num_train_epochs 3 --gradient_accumulation_steps 4 --dataloader_drop_last True", 10_001, 939),
+        ("trl sft --num_train_epochs 3 --per_device_train_batch_size 32 --dataloader_drop_last False", 10_000, 939),
+        ("trl sft --max_steps 7 --dataloader_drop_last $DROP", 10_000, 7),
+        (f"{PASSES_OF_VERL} data.train_max_samples=1024", 17_917, 20),
+        (f"{PASSES_OF_VERL} data.train_max_samples=-1", 17_917, 340),
+        (f"{PASSES_OF_VERL} data.train_max_samples=99999", 17_917, 340),
+        (f"{PASSES_OF_VERL} data.gen_batch_size=1536", 17_917, 340),
+        (f"{PASSES_OF_VERL} trainer.total_training_steps=99", 17_917, 99),
+        (f"{PASSES_OF_VERL} trainer.total_training_steps=999", 17_917, 340),
     ],
 )
 def test_the_rest_of_a_pass_is_counted_as_the_library_counts_it(told, rows, steps, tmp_path):
     """A smaller batch: ceil per pass in Trainer.set_initial_training_values (transformers 5.23, trainer.py). Left out:
-    RepeatSampler.__len__ (TRL 1.16.0, trainer/utils.py) and steps_per_epoch with drop_last (verl 0.9.1,
-    trainer/ppo/v1/trainer_base.py). Filled by the next pass: total_episodes (TRL 0.12.2, trainer/ppo_trainer.py).
+    RepeatSampler.__len__ (TRL 1.16.0, trainer/utils.py) and steps_per_epoch (verl 0.9.1,
+    trainer/ppo/v1/trainer_base.py), which divides the kept rows by train_batch_size, whatever gen_batch_size is.
+    Filled by the next pass: total_episodes (TRL 0.12.2, trainer/ppo_trainer.py).
     """
     path = tmp_path / "run.sh"
     path.write_text(f"{told}\n")
     assert convert(path, rows=rows).settings["train"]["steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("told", "rows", "said"),
+    [
+        (PASSES_OF_VERL, 511, "train.steps: 511 rows fill no batch of 512, so verl takes no step"),
+        (f"{PASSES_OF_VERL} data.train_max_samples=100", 511, "train.steps: 100 rows fill no batch of 512"),
+        (f"{PASSES_OF_VERL} trainer.total_training_steps=5", 511, "train.steps: 511 rows fill no batch of 512"),
+        (
+            "trl grpo --per_device_train_batch_size 32",
+            3,
+            "train.steps: 3 rows fill no batch of 4, so TRL takes no step",
+        ),
+        ("trl sft --dataloader_drop_last True", 7, "train.steps: 7 rows fill no batch of 8"),
+        (f"{PASSES_OF_VERL} data.train_max_samples=$N", 511, "data.train_max_samples = $N: its value is known only"),
+        ("trl sft --dataloader_drop_last $DROP", 9, "dataloader_drop_last = $DROP: its value is known only"),
+    ],
+)
+def test_steps_that_the_rows_do_not_tell_are_asked_for(told, rows, said, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(f"{told}\n")
+    conversion = convert(path, rows=rows)
+    assert any(said in text for text in conversion.open)
+    assert "steps" not in conversion.settings["train"]
 
 
 SIZED = "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet actor_rollout_ref.rollout.n=4"

@@ -16,7 +16,7 @@ from posttrain.config.algorithm import complete_algorithm
 from posttrain.config.names import ByAlgorithm, Entry, Nothing, Ours, all_names, entry_of, read_entry
 from posttrain.config.text import show
 from posttrain.lab.convert.records import FORMS, LORA, TRL, Given, Source, Unread
-from posttrain.lab.convert.sizes import BOTH, PASSES, SIZES, Sizes
+from posttrain.lab.convert.sizes import BOTH, PASSES, ROWS, SIZES, Sizes
 
 _OTHER_MODELS = ("critic", "reward_model", "reward", "distillation")
 """Sections of verl for models other than the policy."""
@@ -84,7 +84,7 @@ class _Translation:
         self.own = setting_names(self.algorithm) if self.algorithm else setting_names()
         sizes = self._sizes()
         for name, given in self.given.items():
-            if sizes is None or name not in sizes.used:
+            if sizes is None or name not in sizes.used or name in ROWS:
                 self._take(name, given, self._entry(name), sizes)
         for part in self.source.parts:
             self._part(part)
@@ -146,17 +146,30 @@ class _Translation:
                 f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: "
                 "give the number of processes of the other library (--devices), or set both yourself."
             )
+        self._length(sizes)
+        return sizes
+
+    def _length(self, sizes: Sizes) -> None:
+        """Put the number of steps, or ask for it if it is unknown or 0."""
         steps, rounded = sizes.steps(self.rows), _ROUNDED[sizes.whole]
-        if steps is not None:
-            by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows{rounded}" if sizes.limit is None else ""
-            by_updates = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
-            self._put_size("train.steps", steps, by_rows or by_updates)
+        whole = f" in whole batches of {sizes.batch}" if sizes.batch > 1 else ""
+        rows = min(self.rows or 0, sizes.rows or self.rows or 0)
+        if steps == 0 and "train.steps" not in self.unknown:
+            batch = max(sizes.batch, ceil(sizes.prompts))
+            self.meaning.open.append(
+                f"train.steps: {rows:,} rows fill no batch of {batch:,}, so {self.source.project} takes no step. Set "
+                "train.prompts_per_step and train.steps."
+            )
+        elif steps is not None:
+            comment = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
+            if sizes.limit is None or (sizes.first and steps < sizes.limit):
+                comment = f"{sizes.passes:g} passes over {rows:,} rows{whole}{rounded}"
+            self._put_size("train.steps", steps, comment)
         elif sizes.passes is not None and "train.steps" not in self.unknown:
             self.meaning.open.append(
-                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}{rounded}: the file counts passes over "
-                "the rows; to compute the steps, run posttrain convert --rows N."
+                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}{whole}{rounded}: the file counts "
+                "passes over the rows; to compute the steps, run posttrain convert --rows N."
             )
-        return sizes
 
     def _find_unknown(self, sizes: Sizes, unread: Mapping[str, Given]) -> None:
         """Ask for the sizes that follow from settings whose value the file does not tell."""
@@ -166,8 +179,9 @@ class _Translation:
             self.unknown |= {*keys}
         for name, given in unread.items():
             keys = sizes.used.get(name, BOTH[:1])
-            if name in PASSES and sizes.limit is not None:
-                self._note(name, given, "the number of steps is given")
+            if name in (*PASSES, *ROWS) and sizes.limit is not None:
+                if name in PASSES:
+                    self._note(name, given, "the number of steps is given")
                 continue
             self.unknown |= {*keys}
             self._open(name, given, f"its value is known only when the script runs; set {' and '.join(keys)} yourself")
