@@ -659,7 +659,7 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
 OF_OTHER_LOSSES = [
     "actor.tau_pos=1.0", "actor.tau_neg=1.05", "actor.policy_loss.clip_cov_ratio=0.0002",
     "actor.policy_loss.clip_cov_lb=1.0", "actor.policy_loss.clip_cov_ub=5.0", "actor.policy_loss.kl_cov_ratio=0.0002",
-    "actor.policy_loss.ppo_kl_coef=0.1",
+    "actor.policy_loss.ppo_kl_coef=0.1", "actor.policy_loss.dro_beta=0.1",
 ]  # fmt: skip
 """Defaults in each complete YAML of verl, which its loss "vanilla" does not read."""
 
@@ -693,6 +693,8 @@ OF_OTHER_LOSSES = [
         ("rollout.val_kwargs.temperature=0.6 rollout.val_kwargs.do_sample=True", {"evaluation.samples": 1}),
         ("actor.use_kl_loss=True algorithm.use_kl_in_reward=False", {"algorithm.kl_coef": 0.001}),
         ("actor.use_kl_loss=False algorithm.use_kl_in_reward=True", {"algorithm.kl": "reward"}),
+        *[(f"algorithm.use_kl_in_reward=True actor.kl_loss_type={kind}", {"algorithm.kl_estimator": "k1"})
+          for kind in ("k3+", "mse", "low_var_kl")],
     ],
 )  # fmt: skip
 def test_settings_of_verl_that_depend_on_each_other(given, ours, order, tmp_path):
@@ -757,6 +759,55 @@ def test_a_kl_of_verl_has_the_gradient_that_it_has_there(kind, estimator, noted,
     conversion = of_verl(tmp_path, ["actor.use_kl_loss=True", f"actor.kl_loss_type={kind}"])
     assert settings(conversion, tmp_path).algorithm.kl_estimator == estimator
     assert sum("kl_loss_type" in note for note in conversion.notes) == noted
+
+
+@pytest.mark.parametrize("word", OF_OTHER_LOSSES)
+def test_a_setting_of_another_loss_of_verl_is_a_note_that_says_so(word, tmp_path):
+    (note,) = of_verl(tmp_path, [word]).notes
+    assert "verl reads it only together with actor.policy_loss.loss_mode" in note
+
+
+SWITCHED = {
+    "actor_rollout_ref.rollout.val_kwargs.temperature=$T actor_rollout_ref.rollout.val_kwargs.n=8":
+        ("evaluation.temperature", {"evaluation.samples": 8}),
+    "algorithm.rollout_correction.rollout_is=$IS algorithm.rollout_correction.rollout_is_threshold=3.0":
+        ("algorithm.correction.level", {"algorithm.correction": {"high": 3.0}}),
+    "algorithm.rollout_correction.bypass_mode=$B": ("algorithm.correction", {}),
+    "actor_rollout_ref.model.lora_rank=$R actor_rollout_ref.model.lora_alpha=64": ("lora.rank", {"lora.alpha": 64}),
+    "actor_rollout_ref.actor.use_kl_loss=$K": ("algorithm.kl_coef and algorithm.kl_estimator", {}),
+    "algorithm.filter_groups.enable=$F": ("algorithm.filter", {}),
+    "reward_model.enable=$E reward_model.model.path=R": ("rewards", {"rewards": [{"model": "R"}]}),
+    "--vllm_importance_sampling_correction $X --vllm_importance_sampling_mode token_truncate "
+    "--vllm_importance_sampling_cap 3":
+        ("algorithm.correction", {"algorithm.correction": {"level": "token", "action": "truncate", "high": 3}}),
+    "--save_strategy $S --save_steps 30": ("checkpoint.every", {"checkpoint.every": 30}),
+    "--epsilon $E": ("algorithm.clip_low and algorithm.clip_high", {}),
+}  # fmt: skip
+"""Words with a value that only a run tells -> our setting to ask for, and what is taken over all the same."""
+
+
+@catalogue("words, asked, taken", [(words, *told) for words, told in SWITCHED.items()])
+def test_what_depends_on_a_value_that_only_a_run_tells_is_taken_over(words, asked, taken, tmp_path):
+    path = tmp_path / "run.sh"
+    model = "--model_name_or_path m --dataset_name d --reward_funcs accuracy_reward"
+    path.write_text(f"trl grpo --max_steps 5 {model} {words}\n")
+    conversion = convert(path) if words.startswith("--") else of_verl(tmp_path, words.split())
+    (left,) = conversion.open
+    assert left.endswith(f"its value is known only when the script runs; set {asked} yourself.")
+    assert conversion.notes == ()
+    for key, value in taken.items():
+        found = conversion.settings
+        for part in key.split("."):
+            found = found[part]
+        assert found == value
+
+
+def test_a_value_that_changes_nothing_here_is_no_decision(tmp_path):
+    conversion = of_verl(tmp_path, ["rollout.val_kwargs.do_sample=$S", "actor.kl_loss_type=$KIND"])
+    assert conversion.open == ()
+    sampled, kind = conversion.notes
+    assert "whatever do_sample is" in sampled
+    assert "only together with actor.use_kl_loss" in kind
 
 
 def of_verl(tmp_path, words, files="gsm8k.parquet"):

@@ -223,11 +223,6 @@ class _Translation:
             return self._note(name, given, "posttrain does not know it")
         if isinstance(told, Mapping) and {*told} == {"nothing"}:
             told = read_entry(told)
-        if isinstance(given.value, Unread) and not isinstance(told, Nothing):
-            entry = told.under(self.own) if isinstance(told, ByAlgorithm) else told
-            name_of = entry.get("is", "its counterpart") if isinstance(entry, Mapping) else "its counterpart"
-            key = entry if isinstance(entry, str) else entry.key if isinstance(entry, Ours) else name_of
-            return self._open(name, given, f"its value is known only when the script runs; set {key} yourself")
         if isinstance(told, Mapping):
             if "if" in told and not self._holds(told["if"]):
                 needed = str(told["if"]).strip("{}").replace("'", "")
@@ -237,12 +232,37 @@ class _Translation:
                     return self._note(name, given, f"{self.source.project} reads it only without {told['unless']}")
                 if given.value:
                     return self._open(name, given, told["open"])
-            if "as" in told or ("values" in told and not {"is", "near"} & {*told}):
-                return self._special(name, given, told)
-            told = read_entry(told)
-        elif isinstance(told, str):
+        if isinstance(given.value, Unread) and not isinstance(told, Nothing):
+            return self._unread(name, given, told)
+        if isinstance(told, Mapping) and ("as" in told or ("values" in told and not {"is", "near"} & {*told})):
+            return self._special(name, given, told)
+        if isinstance(told, (Mapping, str)):
             told = read_entry(told)
         return self._plain(name, given, told, sizes)
+
+    def _unread(self, name: str, given: Given, told: Any) -> None:
+        """Ask for our settings that follow from a value that the file does not tell. No such settings: add a note."""
+        entry = told.under(self.own) if isinstance(told, ByAlgorithm) else told
+        keys, texts = self._keys(name, entry), entry if isinstance(entry, Mapping) else {}
+        if not keys and "nothing" in texts:
+            return self._note(name, given, texts["nothing"])
+        needed = f"set {' and '.join(keys or ['its counterpart'])} yourself"
+        needed = needed if keys else texts.get("open", needed)
+        return self._open(name, given, f"its value is known only when the script runs; {needed}")
+
+    def _keys(self, name: str, entry: Any) -> list[str]:
+        """Return our settings that an entry leads to. A mere switch leads to those that are read only with it."""
+        if isinstance(entry, Ours):
+            return [entry.key]
+        if not isinstance(entry, Mapping):
+            return [entry] if isinstance(entry, str) else []
+        if told := entry.get("is", entry.get("near")):
+            return [told]
+        values = [*entry.get("as", ()), *(key for ours in entry.get("values", {}).values() for key in ours)]
+        if not values:
+            behind = [told for told in self.entries.values() if isinstance(told, Mapping) and "if" in told]
+            values = [key for told in behind if _is_named(name, told["if"]) for key in self._keys("", told)]
+        return [*dict.fromkeys(key for key in values if key != "note" and self._exists(key))]
 
     def _special(self, name: str, given: Given, told: Mapping[str, Any]) -> None:
         """Translate a value that stands for several of our settings."""
@@ -323,11 +343,13 @@ class _Translation:
         return not key.startswith("algorithm.") or any(f"{own}.".startswith(f"{key}.") for own in self.own)
 
     def _holds(self, told: str | Mapping[str, Any]) -> bool:
-        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}."""
-        name, expected = (told, None) if isinstance(told, str) else next(iter(told.items()))
-        values = [given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}")]
-        known = [value for value in values if not isinstance(value, Unread)]
-        return any(bool(value) if expected is None else value == expected for value in known)
+        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}. A
+        value that the file does not tell may be so: what depends on it is taken over, and the value is asked for."""
+        expected = None if isinstance(told, str) else next(iter(told.values()))
+        values = [given.value for name, given in self.given.items() if _is_named(name, told)]
+        return any(
+            isinstance(value, Unread) or (bool(value) if expected is None else value == expected) for value in values
+        )
 
     def _is_positive(self, name: str) -> bool:
         value = self.given.get(name, Given(None)).value
@@ -432,6 +454,12 @@ def _origin(name: str, given: Given, project: str, note: str = "", key: str = ""
         return f"{short}, {project}'s default"
     told = "" if key and key.rpartition(".")[2] == last else short
     return ": ".join(part for part in (told, note) if part)
+
+
+def _is_named(name: str, told: str | Mapping[str, Any]) -> bool:
+    """Is this the setting of a condition, which has its full name or the last part of it, or {name: value}?"""
+    short = told if isinstance(told, str) else next(iter(told))
+    return f".{name}".endswith(f".{short}")
 
 
 def _is_left_to_peft(name: str, given: Given) -> bool:
