@@ -917,9 +917,18 @@ def test_a_reward_model_of_verl_beside_a_function_is_asked_for(section, tmp_path
         ("runs/${trainer.default_local_dir}", Unread("runs/${trainer.default_local_dir}")),
         (["a/${trainer.project_name}", "b"], ["a/p", "b"]),
         (["a/${oc.env:X}", "b"], Unread("['a/${oc.env:X}', 'b']")),
+        ("${oc.select:trainer.missing,{}}", {}),
+        ("${oc.select:trainer.missing,[]}", []),
+        ("${oc.select:trainer.missing, {a: 1}}", {"a": 1}),
+        ("${oc.select:trainer.missing,null}", None),
+        ("${oc.select:trainer.missing,${trainer.project_name}}", "p"),
+        ("${oc.select:trainer.missing}", Unread("${oc.select:trainer.missing}")),
+        ("${oc.select:trainer.missing,[}", Unread("${oc.select:trainer.missing,[}")),
+        ("${oc.select:trainer.missing,{a", Unread("${oc.select:trainer.missing,{a")),
     ],
 )
 def test_references_in_yaml_are_filled_in_or_unread(value, read, tmp_path):
+    """The complete YAMLs of verl have all forms of `oc.select` that are valid (0.9.1, trainer/config/_generated*)."""
     path = tmp_path / "ppo.yaml"
     trainer = {"project_name": "p", "experiment_name": "e", "default_local_dir": value}
     path.write_text(yaml.safe_dump({"data": {}, "algorithm": {"adv_estimator": "grpo"}, "trainer": trainer}))
