@@ -50,7 +50,7 @@ def at(config, key):
 def as_yaml(tmp_path, verb, **given):
     """Convert the YAML of TRL's command line, completed with the settings that a run needs."""
     path = tmp_path / f"{verb}.yaml"
-    whole = {"model_name_or_path": "a/model", "dataset_name": "a/dataset", "max_steps": 10}
+    whole = {"model_name_or_path": "a/llama", "dataset_name": "a/dataset", "max_steps": 10}
     whole |= {"reward_funcs": ["accuracy_reward"]} if verb in ("grpo", "rloo", "online_dpo") else {}
     path.write_text(yaml.safe_dump(whole | given))
     return convert(path, form=verb)
@@ -604,11 +604,42 @@ def test_adapters_without_named_layers_are_on_those_of_peft(given, tmp_path):
     assert at(settings(conversion, tmp_path), "lora.target_modules") == ["q_proj", "v_proj"]
     assert "PEFT's default for Llama, Qwen" in conversion.text
     path = tmp_path / "train.py"
+    script = SCRIPT.format(told="x", given="max_steps=3").replace('"m"', '"m/Qwen3-4B"')
     for told in ("r=64", "r=64, target_modules=None"):
-        path.write_text(
-            SCRIPT.format(told="x", given="max_steps=3").replace("data)", f"data, peft_config=LoraConfig({told}))")
-        )
+        path.write_text(script.replace("data)", f"data, peft_config=LoraConfig({told}))"))
         assert convert(path).settings["lora"] == {"rank": 64, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+
+
+@catalogue(
+    "kind, layers, said",
+    [
+        ("gpt2", ["c_attn"], "PEFT's default for models of type gpt2"),
+        ("phi", ["q_proj", "v_proj", "fc1", "fc2"], "PEFT's default for models of type phi"),
+        ("qwen2", ["q_proj", "v_proj"], "PEFT's default for models of type qwen2"),
+        ("phi3", None, "lora.target_modules: PEFT's default for models of type phi3 is an error"),
+        (None, None, "lora.target_modules: PEFT chooses the layers by the kind of model, which"),
+    ],
+)
+def test_the_layers_of_peft_are_those_for_the_kind_of_model(kind, layers, said, tmp_path):
+    """A config.json on this machine tells the kind, and without one the name tells no family."""
+    folder = tmp_path / f"model-{kind}"
+    if kind:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    conversion = as_yaml(tmp_path, "sft", use_peft=True, model_name_or_path=str(folder))
+    assert conversion.settings["lora"].get("target_modules") == layers
+    assert said in conversion.text
+    assert bool(conversion.open) == (layers is None)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "microsoft/phi-2", "llama/zephyr-7b", "adopted", "HuggingFaceTB/SmolLM2-x"])
+def test_a_name_that_tells_no_family_leaves_the_layers_to_the_user(name, monkeypatch, tmp_path):
+    monkeypatch.setattr("posttrain.lab.convert.layers._kind", lambda model: "")
+    (left,) = as_yaml(tmp_path, "sft", use_peft=True, model_name_or_path=name).open
+    assert f"which {name} does not tell. It takes q_proj and v_proj for Llama, Qwen" in left
+    path = tmp_path / "sft.yaml"
+    path.write_text(path.read_text() + "lora_target_modules: [fc1]\n")
+    assert convert(path, form="sft").open == ()
 
 
 @pytest.mark.parametrize("order", [1, -1])

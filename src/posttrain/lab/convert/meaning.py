@@ -15,6 +15,7 @@ from posttrain.config import PRESETS, describe_fields, setting_names
 from posttrain.config.algorithm import complete_algorithm
 from posttrain.config.names import ByAlgorithm, Entry, Nothing, Ours, all_names, entry_of, read_entry
 from posttrain.config.text import show
+from posttrain.lab.convert.layers import layers_of
 from posttrain.lab.convert.records import FORMS, LORA, TRL, Given, Source, Unread
 from posttrain.lab.convert.sizes import BOTH, PASSES, ROWS, SIZES, Sizes
 
@@ -68,8 +69,7 @@ class _Translation:
         self.given = {name: Given(value) for name, value in self.form.get("defaults", {}).items()}
         older = FORMS["renamed"].get(source.project, {})
         told = {older.get(name, name): given for name, given in source.settings.items()}
-        told = {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
-        self.given |= {name: given for name, given in told.items() if not _is_left_to_peft(name, given)}
+        self.given |= {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
         self.meaning = Meaning()
         self.own: list[str] = []
         self.unknown: set[str] = set()
@@ -88,6 +88,8 @@ class _Translation:
                 self._take(name, given, self._entry(name), sizes)
         for part in self.source.parts:
             self._part(part)
+        if self.source.project == TRL:
+            self._layers()
         self._together()
         self._rewards()
         settings = self.meaning.settings
@@ -367,9 +369,20 @@ class _Translation:
         """Translate a LoraConfig, a separate record with its own names and defaults."""
         form, prefix = FORMS[TRL][part], f"{part}."
         own = {n.removeprefix(prefix): g for n, g in self.source.settings.items() if n.startswith(prefix)}
-        own = {name: given for name, given in own.items() if not _is_left_to_peft(name, given)}
         for name, given in ({n: Given(v) for n, v in form["defaults"].items()} | own).items():
             self._take(name, given, form["settings"].get(name), None)
+
+    def _layers(self) -> None:
+        """Name the layers of adapters that PEFT chooses if the file names none, or ask for them."""
+        settings, key = self.meaning.settings, "lora.target_modules"
+        asked = any(f"set {key}" in text for text in self.meaning.open)
+        if asked or key in settings or not any(name.startswith("lora.") for name in settings):
+            return
+        layers, told = layers_of(settings.get("model.path"))
+        if layers:
+            self._put({key: layers}, told)
+        else:
+            self.meaning.open.append(f"{key}: {told}.")
 
     def _rewards(self) -> None:
         """Translate reward_funcs and their weights, verl's custom function, or verl's reward for such rows."""
@@ -460,11 +473,6 @@ def _is_named(name: str, told: str | Mapping[str, Any]) -> bool:
     """Is this the setting of a condition, which has its full name or the last part of it, or {name: value}?"""
     short = told if isinstance(told, str) else next(iter(told))
     return f".{name}".endswith(f".{short}")
-
-
-def _is_left_to_peft(name: str, given: Given) -> bool:
-    """Is this None for the layers of adapters? PEFT then chooses them, as it does without the setting."""
-    return name.endswith("target_modules") and given.value is None
 
 
 def _parts(told: Mapping[str, Any]) -> int:
