@@ -16,9 +16,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.synchronize import Semaphore
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 import psutil
@@ -515,12 +516,16 @@ def test_answers_come_in_pages_and_can_be_chosen(tmp_path):
 def test_a_run_without_answers_says_why(tmp_path):
     folder = write_run(tmp_path / "run")
     shutil.rmtree(folder / "rollouts")
-    asked = pages.Asked.of({}, [])
-    text = Page(pages.rollouts("run", read_run(folder), asked)).text
-    assert "a run that learns from given answers samples none" in text
-    assert "step 0" not in text
-    (folder / "metrics.jsonl").unlink()
-    assert "has not written a step yet" in Page(pages.rollouts("run", read_run(folder), asked)).text
+    run = read_run(folder)
+
+    def said(**changes: Any) -> str:
+        return Page(pages.rollouts("run", replace(run, **changes), pages.Asked.of({}, []))).text
+
+    assert "holds no answers: they are kept in rollouts/" in said()
+    assert "a run that learns from given answers samples none" in said(metrics=[{"step": 1, "sft/nll": 2.0}])
+    assert "has not written a step yet" in said(metrics=[], status="unfinished")
+    assert all("wrote no step" in said(metrics=[], status=status) for status in ("finished", "failed"))
+    assert "step 0" not in said()
 
 
 def test_an_answer_of_ten_megabytes_leaves_the_page_small(tmp_path):

@@ -50,7 +50,7 @@ def at(config, key):
 def as_yaml(tmp_path, verb, **given):
     """Convert the YAML of TRL's command line, completed with the settings that a run needs."""
     path = tmp_path / f"{verb}.yaml"
-    whole = {"model_name_or_path": "a/model", "dataset_name": "a/dataset", "max_steps": 10}
+    whole = {"model_name_or_path": "a/llama", "dataset_name": "a/dataset", "max_steps": 10}
     whole |= {"reward_funcs": ["accuracy_reward"]} if verb in ("grpo", "rloo", "online_dpo") else {}
     path.write_text(yaml.safe_dump(whole | given))
     return convert(path, form=verb)
@@ -432,6 +432,9 @@ def test_passes_need_the_number_of_rows(tmp_path):
     assert settings(convert(path, form="sft", rows=800), tmp_path).train.steps == 200
 
 
+PASSES_OF_VERL = "python -m main_ppo data.train_batch_size=512 trainer.total_epochs=10"
+
+
 @pytest.mark.parametrize(
     ("told", "rows", "steps"),
     [
@@ -444,16 +447,51 @@ def test_passes_need_the_number_of_rows(tmp_path):
         ("trl ppo --num_train_epochs 3 --per_device_train_batch_size 32", 100, 10),
         ("python -m main_ppo data.train_batch_size=512 trainer.total_epochs=10", 1_000, 10),
         ("python -m main_ppo data.train_batch_size=1024 trainer.total_epochs=15", 7_473, 105),
+        ("trl sft --num_train_epochs 3 --per_device_train_batch_size 32 --dataloader_drop_last True", 10_000, 936),
+        ("trl sft --num_train_epochs 3 --gradient_accumulation_steps 4 --dataloader_drop_last True", 10_001, 939),
+        ("trl sft --num_train_epochs 3 --per_device_train_batch_size 32 --dataloader_drop_last False", 10_000, 939),
+        ("trl sft --max_steps 7 --dataloader_drop_last $DROP", 10_000, 7),
+        (f"{PASSES_OF_VERL} data.train_max_samples=1024", 17_917, 20),
+        (f"{PASSES_OF_VERL} data.train_max_samples=-1", 17_917, 340),
+        (f"{PASSES_OF_VERL} data.train_max_samples=99999", 17_917, 340),
+        (f"{PASSES_OF_VERL} data.gen_batch_size=1536", 17_917, 340),
+        (f"{PASSES_OF_VERL} trainer.total_training_steps=99", 17_917, 99),
+        (f"{PASSES_OF_VERL} trainer.total_training_steps=999", 17_917, 340),
     ],
 )
 def test_the_rest_of_a_pass_is_counted_as_the_library_counts_it(told, rows, steps, tmp_path):
     """A smaller batch: ceil per pass in Trainer.set_initial_training_values (transformers 5.23, trainer.py). Left out:
-    RepeatSampler.__len__ (TRL 1.16.0, trainer/utils.py) and steps_per_epoch with drop_last (verl 0.9.1,
-    trainer/ppo/v1/trainer_base.py). Filled by the next pass: total_episodes (TRL 0.12.2, trainer/ppo_trainer.py).
+    RepeatSampler.__len__ (TRL 1.16.0, trainer/utils.py) and steps_per_epoch (verl 0.9.1,
+    trainer/ppo/v1/trainer_base.py), which divides the kept rows by train_batch_size, whatever gen_batch_size is.
+    Filled by the next pass: total_episodes (TRL 0.12.2, trainer/ppo_trainer.py).
     """
     path = tmp_path / "run.sh"
     path.write_text(f"{told}\n")
     assert convert(path, rows=rows).settings["train"]["steps"] == steps
+
+
+@pytest.mark.parametrize(
+    ("told", "rows", "said"),
+    [
+        (PASSES_OF_VERL, 511, "train.steps: 511 rows fill no batch of 512, so verl takes no step"),
+        (f"{PASSES_OF_VERL} data.train_max_samples=100", 511, "train.steps: 100 rows fill no batch of 512"),
+        (f"{PASSES_OF_VERL} trainer.total_training_steps=5", 511, "train.steps: 511 rows fill no batch of 512"),
+        (
+            "trl grpo --per_device_train_batch_size 32",
+            3,
+            "train.steps: 3 rows fill no batch of 4, so TRL takes no step",
+        ),
+        ("trl sft --dataloader_drop_last True", 7, "train.steps: 7 rows fill no batch of 8"),
+        (f"{PASSES_OF_VERL} data.train_max_samples=$N", 511, "data.train_max_samples = $N: its value is known only"),
+        ("trl sft --dataloader_drop_last $DROP", 9, "dataloader_drop_last = $DROP: its value is known only"),
+    ],
+)
+def test_steps_that_the_rows_do_not_tell_are_asked_for(told, rows, said, tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(f"{told}\n")
+    conversion = convert(path, rows=rows)
+    assert any(said in text for text in conversion.open)
+    assert "steps" not in conversion.settings["train"]
 
 
 SIZED = "actor_rollout_ref.model.path=m data.train_files=gsm8k.parquet actor_rollout_ref.rollout.n=4"
@@ -566,11 +604,42 @@ def test_adapters_without_named_layers_are_on_those_of_peft(given, tmp_path):
     assert at(settings(conversion, tmp_path), "lora.target_modules") == ["q_proj", "v_proj"]
     assert "PEFT's default for Llama, Qwen" in conversion.text
     path = tmp_path / "train.py"
+    script = SCRIPT.format(told="x", given="max_steps=3").replace('"m"', '"m/Qwen3-4B"')
     for told in ("r=64", "r=64, target_modules=None"):
-        path.write_text(
-            SCRIPT.format(told="x", given="max_steps=3").replace("data)", f"data, peft_config=LoraConfig({told}))")
-        )
+        path.write_text(script.replace("data)", f"data, peft_config=LoraConfig({told}))"))
         assert convert(path).settings["lora"] == {"rank": 64, "alpha": 8, "target_modules": ["q_proj", "v_proj"]}
+
+
+@catalogue(
+    "kind, layers, said",
+    [
+        ("gpt2", ["c_attn"], "PEFT's default for models of type gpt2"),
+        ("phi", ["q_proj", "v_proj", "fc1", "fc2"], "PEFT's default for models of type phi"),
+        ("qwen2", ["q_proj", "v_proj"], "PEFT's default for models of type qwen2"),
+        ("phi3", None, "lora.target_modules: PEFT's default for models of type phi3 is an error"),
+        (None, None, "lora.target_modules: PEFT chooses the layers by the kind of model, which"),
+    ],
+)
+def test_the_layers_of_peft_are_those_for_the_kind_of_model(kind, layers, said, tmp_path):
+    """A config.json on this machine tells the kind, and without one the name tells no family."""
+    folder = tmp_path / f"model-{kind}"
+    if kind:
+        folder.mkdir()
+        (folder / "config.json").write_text(json.dumps({"model_type": kind}))
+    conversion = as_yaml(tmp_path, "sft", use_peft=True, model_name_or_path=str(folder))
+    assert conversion.settings["lora"].get("target_modules") == layers
+    assert said in conversion.text
+    assert bool(conversion.open) == (layers is None)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "microsoft/phi-2", "llama/zephyr-7b", "adopted", "HuggingFaceTB/SmolLM2-x"])
+def test_a_name_that_tells_no_family_leaves_the_layers_to_the_user(name, monkeypatch, tmp_path):
+    monkeypatch.setattr("posttrain.lab.convert.layers._kind", lambda model: "")
+    (left,) = as_yaml(tmp_path, "sft", use_peft=True, model_name_or_path=name).open
+    assert f"which {name} does not tell. It takes q_proj and v_proj for Llama, Qwen" in left
+    path = tmp_path / "sft.yaml"
+    path.write_text(path.read_text() + "lora_target_modules: [fc1]\n")
+    assert convert(path, form="sft").open == ()
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -621,7 +690,7 @@ def test_a_strategy_of_a_command_is_text(strategy, tmp_path):
 OF_OTHER_LOSSES = [
     "actor.tau_pos=1.0", "actor.tau_neg=1.05", "actor.policy_loss.clip_cov_ratio=0.0002",
     "actor.policy_loss.clip_cov_lb=1.0", "actor.policy_loss.clip_cov_ub=5.0", "actor.policy_loss.kl_cov_ratio=0.0002",
-    "actor.policy_loss.ppo_kl_coef=0.1",
+    "actor.policy_loss.ppo_kl_coef=0.1", "actor.policy_loss.dro_beta=0.1",
 ]  # fmt: skip
 """Defaults in each complete YAML of verl, which its loss "vanilla" does not read."""
 
@@ -655,6 +724,8 @@ OF_OTHER_LOSSES = [
         ("rollout.val_kwargs.temperature=0.6 rollout.val_kwargs.do_sample=True", {"evaluation.samples": 1}),
         ("actor.use_kl_loss=True algorithm.use_kl_in_reward=False", {"algorithm.kl_coef": 0.001}),
         ("actor.use_kl_loss=False algorithm.use_kl_in_reward=True", {"algorithm.kl": "reward"}),
+        *[(f"algorithm.use_kl_in_reward=True actor.kl_loss_type={kind}", {"algorithm.kl_estimator": "k1"})
+          for kind in ("k3+", "mse", "low_var_kl")],
     ],
 )  # fmt: skip
 def test_settings_of_verl_that_depend_on_each_other(given, ours, order, tmp_path):
@@ -719,6 +790,55 @@ def test_a_kl_of_verl_has_the_gradient_that_it_has_there(kind, estimator, noted,
     conversion = of_verl(tmp_path, ["actor.use_kl_loss=True", f"actor.kl_loss_type={kind}"])
     assert settings(conversion, tmp_path).algorithm.kl_estimator == estimator
     assert sum("kl_loss_type" in note for note in conversion.notes) == noted
+
+
+@pytest.mark.parametrize("word", OF_OTHER_LOSSES)
+def test_a_setting_of_another_loss_of_verl_is_a_note_that_says_so(word, tmp_path):
+    (note,) = of_verl(tmp_path, [word]).notes
+    assert "verl reads it only together with actor.policy_loss.loss_mode" in note
+
+
+SWITCHED = {
+    "actor_rollout_ref.rollout.val_kwargs.temperature=$T actor_rollout_ref.rollout.val_kwargs.n=8":
+        ("evaluation.temperature", {"evaluation.samples": 8}),
+    "algorithm.rollout_correction.rollout_is=$IS algorithm.rollout_correction.rollout_is_threshold=3.0":
+        ("algorithm.correction.level", {"algorithm.correction": {"high": 3.0}}),
+    "algorithm.rollout_correction.bypass_mode=$B": ("algorithm.correction", {}),
+    "actor_rollout_ref.model.lora_rank=$R actor_rollout_ref.model.lora_alpha=64": ("lora.rank", {"lora.alpha": 64}),
+    "actor_rollout_ref.actor.use_kl_loss=$K": ("algorithm.kl_coef and algorithm.kl_estimator", {}),
+    "algorithm.filter_groups.enable=$F": ("algorithm.filter", {}),
+    "reward_model.enable=$E reward_model.model.path=R": ("rewards", {"rewards": [{"model": "R"}]}),
+    "--vllm_importance_sampling_correction $X --vllm_importance_sampling_mode token_truncate "
+    "--vllm_importance_sampling_cap 3":
+        ("algorithm.correction", {"algorithm.correction": {"level": "token", "action": "truncate", "high": 3}}),
+    "--save_strategy $S --save_steps 30": ("checkpoint.every", {"checkpoint.every": 30}),
+    "--epsilon $E": ("algorithm.clip_low and algorithm.clip_high", {}),
+}  # fmt: skip
+"""Words with a value that only a run tells -> our setting to ask for, and what is taken over all the same."""
+
+
+@catalogue("words, asked, taken", [(words, *told) for words, told in SWITCHED.items()])
+def test_what_depends_on_a_value_that_only_a_run_tells_is_taken_over(words, asked, taken, tmp_path):
+    path = tmp_path / "run.sh"
+    model = "--model_name_or_path m --dataset_name d --reward_funcs accuracy_reward"
+    path.write_text(f"trl grpo --max_steps 5 {model} {words}\n")
+    conversion = convert(path) if words.startswith("--") else of_verl(tmp_path, words.split())
+    (left,) = conversion.open
+    assert left.endswith(f"its value is known only when the script runs; set {asked} yourself.")
+    assert conversion.notes == ()
+    for key, value in taken.items():
+        found = conversion.settings
+        for part in key.split("."):
+            found = found[part]
+        assert found == value
+
+
+def test_a_value_that_changes_nothing_here_is_no_decision(tmp_path):
+    conversion = of_verl(tmp_path, ["rollout.val_kwargs.do_sample=$S", "actor.kl_loss_type=$KIND"])
+    assert conversion.open == ()
+    sampled, kind = conversion.notes
+    assert "whatever do_sample is" in sampled
+    assert "only together with actor.use_kl_loss" in kind
 
 
 def of_verl(tmp_path, words, files="gsm8k.parquet"):
@@ -828,9 +948,18 @@ def test_a_reward_model_of_verl_beside_a_function_is_asked_for(section, tmp_path
         ("runs/${trainer.default_local_dir}", Unread("runs/${trainer.default_local_dir}")),
         (["a/${trainer.project_name}", "b"], ["a/p", "b"]),
         (["a/${oc.env:X}", "b"], Unread("['a/${oc.env:X}', 'b']")),
+        ("${oc.select:trainer.missing,{}}", {}),
+        ("${oc.select:trainer.missing,[]}", []),
+        ("${oc.select:trainer.missing, {a: 1}}", {"a": 1}),
+        ("${oc.select:trainer.missing,null}", None),
+        ("${oc.select:trainer.missing,${trainer.project_name}}", "p"),
+        ("${oc.select:trainer.missing}", Unread("${oc.select:trainer.missing}")),
+        ("${oc.select:trainer.missing,[}", Unread("${oc.select:trainer.missing,[}")),
+        ("${oc.select:trainer.missing,{a", Unread("${oc.select:trainer.missing,{a")),
     ],
 )
 def test_references_in_yaml_are_filled_in_or_unread(value, read, tmp_path):
+    """The complete YAMLs of verl have all forms of `oc.select` that are valid (0.9.1, trainer/config/_generated*)."""
     path = tmp_path / "ppo.yaml"
     trainer = {"project_name": "p", "experiment_name": "e", "default_local_dir": value}
     path.write_text(yaml.safe_dump({"data": {}, "algorithm": {"adv_estimator": "grpo"}, "trainer": trainer}))

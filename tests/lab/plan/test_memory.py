@@ -97,6 +97,21 @@ def test_a_reference_of_given_data_is_beside_the_policy_before_the_first_step() 
     assert plan("dpo", reference=other, **fields).phases == plan("dpo", **fields).phases
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_pass_of_a_reference_in_float32_is_counted_beside_its_weights(device: str) -> None:
+    """Its weights stay float32, so what it computes comes on top, and longer rows need more."""
+    other = read_architecture("7b")
+
+    def beyond_the_weights(tokens: int) -> int:
+        fields: dict[str, Any] = {"device": device, "prompts_per_step": 1, "completion_tokens": tokens}
+        (train,) = plan("dpo", reference=other, lora=Adapters(), precision="float32", **fields).phases
+        assert train.moment == "reference's pass over the rows"
+        held = train.of("policy", "weights") + train.of("policy", "adapters")
+        return train.bytes - held - 4 * other.parameters
+
+    assert 0 < beyond_the_weights(8) < beyond_the_weights(256)
+
+
 def test_what_stays_follows_from_the_parameters() -> None:
     train = plan("ppo", settings={"kl_coef": 0.05}).phase("train")
     assert train is not None

@@ -15,8 +15,9 @@ from posttrain.config import PRESETS, describe_fields, setting_names
 from posttrain.config.algorithm import complete_algorithm
 from posttrain.config.names import ByAlgorithm, Entry, Nothing, Ours, all_names, entry_of, read_entry
 from posttrain.config.text import show
+from posttrain.lab.convert.layers import layers_of
 from posttrain.lab.convert.records import FORMS, LORA, TRL, Given, Source, Unread
-from posttrain.lab.convert.sizes import BOTH, PASSES, SIZES, Sizes
+from posttrain.lab.convert.sizes import BOTH, PASSES, ROWS, SIZES, Sizes
 
 _OTHER_MODELS = ("critic", "reward_model", "reward", "distillation")
 """Sections of verl for models other than the policy."""
@@ -68,8 +69,7 @@ class _Translation:
         self.given = {name: Given(value) for name, value in self.form.get("defaults", {}).items()}
         older = FORMS["renamed"].get(source.project, {})
         told = {older.get(name, name): given for name, given in source.settings.items()}
-        told = {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
-        self.given |= {name: given for name, given in told.items() if not _is_left_to_peft(name, given)}
+        self.given |= {name: given for name, given in told.items() if not name.startswith(f"{LORA}.")}
         self.meaning = Meaning()
         self.own: list[str] = []
         self.unknown: set[str] = set()
@@ -84,10 +84,12 @@ class _Translation:
         self.own = setting_names(self.algorithm) if self.algorithm else setting_names()
         sizes = self._sizes()
         for name, given in self.given.items():
-            if sizes is None or name not in sizes.used:
+            if sizes is None or name not in sizes.used or name in ROWS:
                 self._take(name, given, self._entry(name), sizes)
         for part in self.source.parts:
             self._part(part)
+        if self.source.project == TRL:
+            self._layers()
         self._together()
         self._rewards()
         settings = self.meaning.settings
@@ -146,17 +148,30 @@ class _Translation:
                 f"A step would have {float(sizes.prompts):g} prompts in {float(sizes.minibatches):g} updates: "
                 "give the number of processes of the other library (--devices), or set both yourself."
             )
+        self._length(sizes)
+        return sizes
+
+    def _length(self, sizes: Sizes) -> None:
+        """Put the number of steps, or ask for it if it is unknown or 0."""
         steps, rounded = sizes.steps(self.rows), _ROUNDED[sizes.whole]
-        if steps is not None:
-            by_rows = f"{sizes.passes:g} passes over {self.rows:,} rows{rounded}" if sizes.limit is None else ""
-            by_updates = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
-            self._put_size("train.steps", steps, by_rows or by_updates)
+        whole = f" in whole batches of {sizes.batch}" if sizes.batch > 1 else ""
+        rows = min(self.rows or 0, sizes.rows or self.rows or 0)
+        if steps == 0 and "train.steps" not in self.unknown:
+            batch = max(sizes.batch, ceil(sizes.prompts))
+            self.meaning.open.append(
+                f"train.steps: {rows:,} rows fill no batch of {batch:,}, so {self.source.project} takes no step. Set "
+                "train.prompts_per_step and train.steps."
+            )
+        elif steps is not None:
+            comment = f"{sizes.limit} updates, {sizes.counted} in a step" if sizes.counted > 1 else ""
+            if sizes.limit is None or (sizes.first and steps < sizes.limit):
+                comment = f"{sizes.passes:g} passes over {rows:,} rows{whole}{rounded}"
+            self._put_size("train.steps", steps, comment)
         elif sizes.passes is not None and "train.steps" not in self.unknown:
             self.meaning.open.append(
-                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}{rounded}: the file counts passes over "
-                "the rows; to compute the steps, run posttrain convert --rows N."
+                f"train.steps = {sizes.passes:g} * rows / {ceil(sizes.prompts)}{whole}{rounded}: the file counts "
+                "passes over the rows; to compute the steps, run posttrain convert --rows N."
             )
-        return sizes
 
     def _find_unknown(self, sizes: Sizes, unread: Mapping[str, Given]) -> None:
         """Ask for the sizes that follow from settings whose value the file does not tell."""
@@ -166,8 +181,9 @@ class _Translation:
             self.unknown |= {*keys}
         for name, given in unread.items():
             keys = sizes.used.get(name, BOTH[:1])
-            if name in PASSES and sizes.limit is not None:
-                self._note(name, given, "the number of steps is given")
+            if name in (*PASSES, *ROWS) and sizes.limit is not None:
+                if name in PASSES:
+                    self._note(name, given, "the number of steps is given")
                 continue
             self.unknown |= {*keys}
             self._open(name, given, f"its value is known only when the script runs; set {' and '.join(keys)} yourself")
@@ -209,11 +225,6 @@ class _Translation:
             return self._note(name, given, "posttrain does not know it")
         if isinstance(told, Mapping) and {*told} == {"nothing"}:
             told = read_entry(told)
-        if isinstance(given.value, Unread) and not isinstance(told, Nothing):
-            entry = told.under(self.own) if isinstance(told, ByAlgorithm) else told
-            name_of = entry.get("is", "its counterpart") if isinstance(entry, Mapping) else "its counterpart"
-            key = entry if isinstance(entry, str) else entry.key if isinstance(entry, Ours) else name_of
-            return self._open(name, given, f"its value is known only when the script runs; set {key} yourself")
         if isinstance(told, Mapping):
             if "if" in told and not self._holds(told["if"]):
                 needed = str(told["if"]).strip("{}").replace("'", "")
@@ -223,12 +234,37 @@ class _Translation:
                     return self._note(name, given, f"{self.source.project} reads it only without {told['unless']}")
                 if given.value:
                     return self._open(name, given, told["open"])
-            if "as" in told or ("values" in told and not {"is", "near"} & {*told}):
-                return self._special(name, given, told)
-            told = read_entry(told)
-        elif isinstance(told, str):
+        if isinstance(given.value, Unread) and not isinstance(told, Nothing):
+            return self._unread(name, given, told)
+        if isinstance(told, Mapping) and ("as" in told or ("values" in told and not {"is", "near"} & {*told})):
+            return self._special(name, given, told)
+        if isinstance(told, (Mapping, str)):
             told = read_entry(told)
         return self._plain(name, given, told, sizes)
+
+    def _unread(self, name: str, given: Given, told: Any) -> None:
+        """Ask for our settings that follow from a value that the file does not tell. No such settings: add a note."""
+        entry = told.under(self.own) if isinstance(told, ByAlgorithm) else told
+        keys, texts = self._keys(name, entry), entry if isinstance(entry, Mapping) else {}
+        if not keys and "nothing" in texts:
+            return self._note(name, given, texts["nothing"])
+        needed = f"set {' and '.join(keys or ['its counterpart'])} yourself"
+        needed = needed if keys else texts.get("open", needed)
+        return self._open(name, given, f"its value is known only when the script runs; {needed}")
+
+    def _keys(self, name: str, entry: Any) -> list[str]:
+        """Return our settings that an entry leads to. A mere switch leads to those that are read only with it."""
+        if isinstance(entry, Ours):
+            return [entry.key]
+        if not isinstance(entry, Mapping):
+            return [entry] if isinstance(entry, str) else []
+        if told := entry.get("is", entry.get("near")):
+            return [told]
+        values = [*entry.get("as", ()), *(key for ours in entry.get("values", {}).values() for key in ours)]
+        if not values:
+            behind = [told for told in self.entries.values() if isinstance(told, Mapping) and "if" in told]
+            values = [key for told in behind if _is_named(name, told["if"]) for key in self._keys("", told)]
+        return [*dict.fromkeys(key for key in values if key != "note" and self._exists(key))]
 
     def _special(self, name: str, given: Given, told: Mapping[str, Any]) -> None:
         """Translate a value that stands for several of our settings."""
@@ -309,11 +345,13 @@ class _Translation:
         return not key.startswith("algorithm.") or any(f"{own}.".startswith(f"{key}.") for own in self.own)
 
     def _holds(self, told: str | Mapping[str, Any]) -> bool:
-        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}."""
-        name, expected = (told, None) if isinstance(told, str) else next(iter(told.items()))
-        values = [given.value for full, given in self.given.items() if full == name or full.endswith(f".{name}")]
-        known = [value for value in values if not isinstance(value, Unread)]
-        return any(bool(value) if expected is None else value == expected for value in known)
+        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}. A
+        value that the file does not tell may be so: what depends on it is taken over, and the value is asked for."""
+        expected = None if isinstance(told, str) else next(iter(told.values()))
+        values = [given.value for name, given in self.given.items() if _is_named(name, told)]
+        return any(
+            isinstance(value, Unread) or (bool(value) if expected is None else value == expected) for value in values
+        )
 
     def _is_positive(self, name: str) -> bool:
         value = self.given.get(name, Given(None)).value
@@ -331,9 +369,20 @@ class _Translation:
         """Translate a LoraConfig, a separate record with its own names and defaults."""
         form, prefix = FORMS[TRL][part], f"{part}."
         own = {n.removeprefix(prefix): g for n, g in self.source.settings.items() if n.startswith(prefix)}
-        own = {name: given for name, given in own.items() if not _is_left_to_peft(name, given)}
         for name, given in ({n: Given(v) for n, v in form["defaults"].items()} | own).items():
             self._take(name, given, form["settings"].get(name), None)
+
+    def _layers(self) -> None:
+        """Name the layers of adapters that PEFT chooses if the file names none, or ask for them."""
+        settings, key = self.meaning.settings, "lora.target_modules"
+        asked = any(f"set {key}" in text for text in self.meaning.open)
+        if asked or key in settings or not any(name.startswith("lora.") for name in settings):
+            return
+        layers, told = layers_of(settings.get("model.path"))
+        if layers:
+            self._put({key: layers}, told)
+        else:
+            self.meaning.open.append(f"{key}: {told}.")
 
     def _rewards(self) -> None:
         """Translate reward_funcs and their weights, verl's custom function, or verl's reward for such rows."""
@@ -420,9 +469,10 @@ def _origin(name: str, given: Given, project: str, note: str = "", key: str = ""
     return ": ".join(part for part in (told, note) if part)
 
 
-def _is_left_to_peft(name: str, given: Given) -> bool:
-    """Is this None for the layers of adapters? PEFT then chooses them, as it does without the setting."""
-    return name.endswith("target_modules") and given.value is None
+def _is_named(name: str, told: str | Mapping[str, Any]) -> bool:
+    """Is this the setting of a condition, which has its full name or the last part of it, or {name: value}?"""
+    short = told if isinstance(told, str) else next(iter(told))
+    return f".{name}".endswith(f".{short}")
 
 
 def _parts(told: Mapping[str, Any]) -> int:

@@ -5,7 +5,8 @@ TRL, sampled     rows of an update = per_device_train_batch_size * gradient_accu
 TRL, given rows  prompts_per_step  = rows of an update
 verl             prompts_per_step  = train_batch_size,   minibatches = train_batch_size / ppo_mini_batch_size
 
-TRL trains on given rows that are left at the end of a pass as a smaller batch. Its samplers and verl leave them out.
+TRL trains on given rows that are left at the end of a pass as a smaller batch, unless `dataloader_drop_last` is true.
+Its samplers and verl leave them out.
 """
 
 from __future__ import annotations
@@ -35,7 +36,13 @@ class Sizes:
     limit: int | None = None
     """Total number of steps, as the other library counts them."""
     passes: float | None = None
-    """Passes over the rows, if there is no limit."""
+    """Passes over the rows."""
+    first: bool = False
+    """True if the passes may end the run before the limit; otherwise the limit replaces them."""
+    rows: int | None = None
+    """The most rows that a pass may have; None if the file sets no limit."""
+    batch: int = 1
+    """Rows that are read together. Those at the end of a pass that fill no such batch are left out."""
     whole: Callable[[Fraction], Fraction | int] = ceil
     """Rounds the steps of a pass: `ceil` if the rows left at its end are a smaller batch, `floor` if they are left out,
     `Fraction` if the next pass fills their batch."""
@@ -49,12 +56,13 @@ class Sizes:
         return [name for name, ours in self.used.items() if ours == STEPS]
 
     def steps(self, rows: int | None) -> int | None:
-        """Return the number of our steps. None if it depends on an unknown number of rows."""
-        if self.limit is not None:
-            return max(1, ceil(Fraction(self.limit, self.counted)))
-        if rows is None or self.passes is None:
-            return None
-        return max(1, ceil(self.passes * self.whole(rows / self.prompts)))
+        """Return the number of our steps: 0 if a pass has none, None if it depends on an unknown number of rows."""
+        limit = None if self.limit is None else max(1, ceil(Fraction(self.limit, self.counted)))
+        if rows is None or self.passes is None or not (limit is None or self.first):
+            return limit
+        used = min(rows, self.rows or rows) // self.batch * self.batch
+        steps = ceil(self.passes * self.whole(used / self.prompts))
+        return steps if limit is None else min(limit, steps)
 
 
 BOTH = ("train.prompts_per_step", "train.minibatches")
@@ -66,8 +74,10 @@ BATCHES = (
     "steps_per_generation",
 )
 LENGTHS = dict.fromkeys(("max_steps", "num_train_epochs"), STEPS)
-PASSES = ("num_train_epochs", "trainer.total_epochs")
-"""Numbers of passes, which are read if no number of steps is given."""
+PASSES = ("num_train_epochs", "trainer.total_epochs", "dataloader_drop_last")
+"""Settings that are read only if no number of steps is given."""
+ROWS = ("max_rows", "data.train_max_samples")
+"""Limits to the rows of a pass, which also are a setting of ours."""
 
 
 def generated(get: Get, devices: int) -> Sizes:
@@ -82,8 +92,9 @@ def generated(get: Get, devices: int) -> Sizes:
         epochs=epochs,
         counted=max(1, ceil(minibatches * epochs)),
         **_length(get),
+        rows=_most(get, ROWS[0]),
         whole=floor,
-        used=dict.fromkeys(BATCHES, BOTH) | LENGTHS | {"num_iterations": EPOCHS},
+        used=dict.fromkeys(BATCHES, BOTH) | LENGTHS | {ROWS[0]: STEPS} | {"num_iterations": EPOCHS},
     )
 
 
@@ -91,8 +102,13 @@ def given(get: Get, devices: int) -> Sizes:
     """Convert TRL's losses on given rows or pairs, and those that sample one group per row."""
     origin = f"{get(BATCHES[0])} per device * {get(BATCHES[1])} accumulated * {devices} device(s)"
     rows = get(BATCHES[0]) * get(BATCHES[1]) * devices
-    used: dict[str, tuple[str, ...]] = {**dict.fromkeys(BATCHES[:2], PROMPTS), **LENGTHS}
-    return Sizes(prompts=Fraction(rows), origin=origin, **_length(get), counts_ours=True, used=used)
+    used: dict[str, tuple[str, ...]] = {**dict.fromkeys(BATCHES[:2], PROMPTS), **LENGTHS, ROWS[0]: STEPS}
+    length = _length(get)
+    if length["limit"] is None:
+        used["dataloader_drop_last"] = STEPS
+    batch = get(BATCHES[0]) * devices if get("dataloader_drop_last") else 1
+    most = _most(get, ROWS[0])
+    return Sizes(prompts=Fraction(rows), origin=origin, **length, rows=most, batch=batch, counts_ours=True, used=used)
 
 
 def episodes(get: Get, devices: int) -> Sizes:
@@ -106,6 +122,7 @@ def episodes(get: Get, devices: int) -> Sizes:
         epochs=get("num_ppo_epochs"),
         limit=ceil(total / batch) if total else told.limit,
         passes=told.passes,
+        rows=told.rows,
         whole=Fraction,
         used={**told.used, "total_episodes": STEPS, "num_mini_batches": MINIBATCHES, "num_ppo_epochs": EPOCHS},
     )
@@ -141,6 +158,8 @@ def global_(get: Get, devices: int) -> Sizes:
         epochs=get("actor_rollout_ref.actor.ppo_epochs"),
         limit=get("trainer.total_training_steps"),
         passes=get("trainer.total_epochs"),
+        first=True,
+        rows=_most(get, ROWS[1]),
         whole=floor,
         counts_ours=True,
         used={
@@ -149,6 +168,7 @@ def global_(get: Get, devices: int) -> Sizes:
             "actor_rollout_ref.actor.ppo_epochs": EPOCHS,
             "trainer.total_training_steps": STEPS,
             "trainer.total_epochs": STEPS,
+            ROWS[1]: STEPS,
         },
     )
 
@@ -162,3 +182,8 @@ SIZES = {
 def _length(get: Get) -> dict[str, Any]:
     limit = get("max_steps")
     return {"limit": limit if limit and limit > 0 else None, "passes": get("num_train_epochs")}
+
+
+def _most(get: Get, name: str) -> int | None:
+    rows = get(name)
+    return rows if rows and rows > 0 else None

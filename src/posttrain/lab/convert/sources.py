@@ -112,10 +112,14 @@ def _filled(value: Any, named: Mapping[str, Any]) -> Any:
         return Unread(value) if "${" in whole else whole
     if found[1] in named:
         return _filled(named[found[1]], {key: inner for key, inner in named.items() if key != found[1]})
-    return yaml.safe_load(found[2]) if found[2] else Unread(value)
+    try:
+        return _filled(yaml.safe_load(found[2]), named) if found[2] else Unread(value)
+    except yaml.YAMLError:
+        return Unread(value)
 
 
-_REFERENCE = r"\$\{(?:oc\.select:)?([\w.]+)(?:, *([^}]*))?\}"
+_REFERENCE = r"\$\{(?:oc\.select:)?([\w.]+)(?:, *((?:[^{}]|\{[^{}]*\})*))?\}"
+"""A name, and a default behind a comma, which may itself be in braces: a mapping, or a reference."""
 
 
 def _lines(text: str) -> dict[str, int]:

@@ -28,6 +28,7 @@ __all__ = [
     "Mixture",
     "architecture_of",
     "read_architecture",
+    "read_config",
     "size_classes",
 ]
 
@@ -39,8 +40,14 @@ TRAINED_FURTHER = re.compile(r"-(instruct|chat|base|it)$")
 
 
 def read_architecture(model: str) -> Architecture:
-    """Return the architecture of a folder or a config.json, of a size class such as "7b", or of a model named in
-    `sizes.yaml`.
+    """Return the architecture of a model that `read_config` finds. Raises its errors, and ModelError for a model whose
+    parameters cannot be counted.
+    """
+    return architecture_of(read_config(model), name=model)
+
+
+def read_config(model: str) -> Mapping[str, Any]:
+    """Return the config.json of a folder, of a size class such as "7b", or of a model named in `sizes.yaml`.
 
     A name may end in -Instruct, -Chat, -Base or -it.
 
@@ -49,17 +56,17 @@ def read_architecture(model: str) -> Architecture:
     path = Path(model).expanduser()
     path = path / "config.json" if path.is_dir() else path
     if path.is_file():
-        return architecture_of(_read_config(path), name=model)
+        return _read_config(path)
     for size, known in size_classes().items():
         if model.lower() in (size, known["model"].lower()):
-            return architecture_of(known["config"], name=model)
+            return known["config"]
     cached = _cached_config(model)
     if cached is not None:
-        return architecture_of(_read_config(cached), name=model)
+        return _read_config(cached)
     kin = TRAINED_FURTHER.sub("", model.lower())
     for known in size_classes().values():
         if kin == known["model"].lower():
-            return architecture_of(known["config"], name=model)
+            return known["config"]
     raise ConfigError(
         given=f"model {model!r} is neither a folder with a config.json, nor a size class, nor a known model's name",
         allowed=f"a folder, a config.json, a model in the local cache of the Hub, or {', '.join(size_classes())}",

@@ -315,9 +315,11 @@ def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
 
 def _no_answers(name: str, run: RunRecord) -> str:
     """Return the page of a run without recorded answers, with the reason."""
-    reason = "No step has written answers: a run that learns from given answers samples none."
-    if not run.metrics:
-        reason = "The run has not written a step yet."
+    reason = "The run's folder holds no answers: they are kept in rollouts/."
+    if run.answers_are_given:
+        reason = "No step has written answers: a run that learns from given answers samples none."
+    elif not run.metrics:
+        reason = "The run has not written a step yet." if run.status == "unfinished" else "The run wrote no step."
     title = f'{up(name)}<header class="title"><h1><span dir="auto">{escaped(name)}</span></h1><p>Answers</p></header>'
     return document(name, title, [("samples", "Answers", f'<p class="lead">{reason}</p>')], [], footer=_FOOTER)
 
