@@ -15,7 +15,16 @@ from tests.data.samples import jsonl, rows_of
 
 from posttrain.config import DataConfig
 from posttrain.data import inspect_data
-from posttrain.data.columns import _BEFORE_A_SIDE, _BETTER, _WORSE, better_side, is_tie, require_columns, two_answers
+from posttrain.data.columns import (
+    _BEFORE_A_SIDE,
+    _BETTER,
+    _WORSE,
+    better_side,
+    is_tie,
+    listed,
+    require_columns,
+    two_answers,
+)
 from posttrain.data.dropped import Dropped
 from posttrain.data.forms import detect
 from posttrain.data.split import read_split
@@ -191,7 +200,10 @@ def test_a_column_that_is_not_there_is_an_error_with_the_one_that_was_meant(writ
         assert "Set data.columns = {chosen: gut}." in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["Question ", "a, b", "a: b", "yes", "12", "{q}", "#", "Frage/Überschrift"])
+SPELLED = ["", "Question ", "a, b", "a: b", "yes", "12", "{q}", "#", "Frage/Überschrift", "a" * 129, "a\nb", "a\u2028b"]
+
+
+@pytest.mark.parametrize("name", SPELLED[1:])
 def test_advice_spells_a_column_so_that_a_config_reads_its_name(name):
     with pytest.raises(DataError) as error:
         detect(rows_of({name: "1?", "reply": "2"}), "examples")
@@ -200,6 +212,17 @@ def test_advice_spells_a_column_so_that_a_config_reads_its_name(name):
     with pytest.raises(DataError) as error:
         require_columns({"prompt": f"{name}{name}"}, [name])
     assert yaml.safe_load(str(error.value).rpartition(" = ")[2][:-1]) == {"prompt": name}
+
+
+def test_all_names_of_columns_stand_in_one_line_as_yaml_reads_them():
+    assert yaml.safe_load(f"[{listed(SPELLED)}]") == SPELLED
+    assert len(listed(SPELLED).splitlines()) == 1
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a!r", "{q}", "a[", "a\nb", 'the "q"'])
+def test_an_advised_template_names_a_column_that_can_stand_in_it(name):
+    with pytest.raises(DataError, match=r'such as "\{Frage\}"\.'):
+        detect(rows_of({name: "1?", "Frage": "2"}), "prompts")
 
 
 def test_a_verdict_on_answers_whose_columns_have_two_words_needs_these_columns():

@@ -17,7 +17,7 @@ from tests.data.samples import real_tokenizer, rows_of, shared_file
 from tests.data.test_examples import marked
 
 from posttrain.config import DataConfig
-from posttrain.data.dropped import Dropped, too_many
+from posttrain.data.dropped import IN_ANOTHER_FORM, Dropped, too_many
 from posttrain.data.examples import render_examples
 from posttrain.data.forms import FORMS, MEANT, Form, detect, fits
 from posttrain.data.labels import render_labels
@@ -279,14 +279,51 @@ def test_an_answer_that_says_nothing_is_dropped_whatever_its_form(blank):
 # --- rows that fit no form -------------------------------------------------------------------------------------------
 
 
+CONVERT = "Convert the files to one form: all rows are read by the same columns."
+
+
 def test_rows_of_a_file_in_another_form_say_so():
     ours = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     alpaca, broken = {"instruction": "a", "output": "b"}, {"messages": None, "id": 3}
     form = detect(rows_of(*[ours] * 3, alpaca), "examples")
     assert form.read(Row(alpaca, "b:1")) == Dropped("b:1", "with the columns instruction + output and not messages")
     assert form.read(Row(broken, "a:4")) == Dropped("a:4", "no value in column 'messages'")
-    error = too_many([form.read(Row(alpaca, "b:1"))], 1, 0.5, "training data")
-    assert error.fix == "Convert the files to one form: all rows are read by the same columns."
+    dropped = [form.read(Row(alpaca, "b:1")), *[Dropped("a:1", "empty prompt")] * 2]
+    assert too_many(dropped[:1], 1, 0.5, "training data").fix == CONVERT
+    assert too_many(dropped, 3, 0.5, "training data").fix == "Fix the rows named above."
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "column"),
+    [
+        ("examples", {"instruction": "a", "input": "b", "output": "c"}, "instruction"),
+        ("examples", {"prompt": "a", "completion": "b", "text": "c"}, "completion"),
+        ("prompts", {"prompt": "a", "question": "b", "answer": "c"}, "prompt"),
+    ],
+)
+def test_a_row_with_null_in_a_column_is_broken_though_its_other_columns_are_a_form(kind, row, column):
+    found = detect(rows_of(row), kind).read(Row(row | {column: None}, "a:1"))
+    assert isinstance(found, Dropped)
+    assert IN_ANOTHER_FORM not in found.reason
+
+
+@pytest.mark.parametrize(
+    ("row", "columns"),
+    [
+        (
+            {"query": "a", "response_w": "b", "response_l": "c"},
+            "prompt (query) + chosen (response_w) + rejected (response_l)",
+        ),
+        (
+            {"prompt": "a", "response_a": "b", "response_b": "c", "winner": "a"},
+            "prompt + response_a + response_b + winner",
+        ),
+    ],
+)
+def test_a_file_in_another_form_is_named_also_by_other_names_of_columns(row, columns):
+    ours = {"prompt": "a", "chosen": "b", "rejected": "c"}
+    found = detect(rows_of(*[ours] * 3, row), "pairs").read(Row(row, "b:1"))
+    assert found == Dropped("b:1", f"with the columns {columns} and not prompt + chosen + rejected")
 
 
 @catalogue(

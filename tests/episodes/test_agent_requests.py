@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from posttrain.episodes.agents.answers import Answer, chunks, whole
 from posttrain.episodes.agents.conduct import _worth
@@ -229,8 +230,21 @@ def test_special_tokens_in_the_calls_of_a_client_are_text():
     assert hidden[0]["role"] == "assistant"
 
 
-@pytest.mark.parametrize("given", [{"x": 1}, "well done", "4", b"4", [1], float("nan"), 10**400])
+MISSPELT = {"role": "assistant", "text": "4"}
+
+
+@pytest.mark.parametrize("given", [{"x": 1}, "well done", "4", b"4", [1], [MISSPELT], float("nan"), 10**400])
 def test_an_agent_returns_a_reward_messages_or_nothing(given):
     with pytest.raises((TypeError, ValueError), match="the agent returned"):
         _worth(given)
     assert _worth(True) == {"done": True, "reward": 1.0}
+
+
+def test_a_message_of_an_agent_may_be_empty_and_calls_need_no_content():
+    class Message(BaseModel):
+        role: str
+        content: str | None = None
+
+    empty = {"role": "assistant", "content": ""}
+    called = {"role": "assistant", "tool_calls": []}
+    assert _worth([empty, Message(role="assistant"), called])["messages"] == [empty, empty, called | {"content": ""}]

@@ -159,7 +159,7 @@ def test_a_sampled_pair_is_read_back_by_its_ids_though_its_text_is_a_channel_of_
     pair = read_sampled_pair(Row(values, "here"), tokenizer, 0)
     assert pair.chosen.input_ids == (*prompt.ids, *answers[0].ids)
     with pytest.raises(Unusable, match="chosen_ids that do not spell chosen"):
-        read_sampled_pair(Row({**values, "chosen": "6"}, "here"), tokenizer, 0)
+        read_sampled_pair(Row({**values, "chosen": "6", "texts_sha256": None}, "here"), tokenizer, 0)
 
 
 def test_split_writes_reasoning_within_a_chain_of_calls_and_drops_it_behind_an_answer():

@@ -19,6 +19,7 @@ import mpmath
 import numpy as np
 import psutil
 import pytest
+import torch
 from tests.catalogue import few
 
 from posttrain.episodes.conduct import Conduct, as_messages, as_reward
@@ -528,7 +529,10 @@ def test_the_content_of_a_message_may_be_empty_and_calls_need_none():
     assert as_messages(called, roles=("assistant",)) == [called | {"content": ""}]
 
 
-@pytest.mark.parametrize("given", ["0.5", b"0.5", {}, [0.5], math.nan, 10**400])
+TEXTS = ["0.5", b"0.5", memoryview(b"4"), np.array("4"), np.str_("4")]
+
+
+@pytest.mark.parametrize("given", [*TEXTS, {}, [0.5], np.ones(2), torch.ones(2), math.nan, 10**400])
 def test_a_reward_of_an_environment_is_a_finite_number(given):
     with pytest.raises(
         (TypeError, ValueError), match=r"turn_reward\(\) returned .* must return a finite number or None"
@@ -536,6 +540,6 @@ def test_a_reward_of_an_environment_is_a_finite_number(given):
         as_reward(given, "turn_reward()")
 
 
-@pytest.mark.parametrize("given", [1, True, Fraction(1), np.float32(1), np.int64(1)])
+@pytest.mark.parametrize("given", [1, True, Fraction(1), np.float32(1), np.int64(1), np.array(1), torch.ones(1)])
 def test_every_kind_of_number_is_a_reward(given):
     assert as_reward(given, "reward()") == 1.0

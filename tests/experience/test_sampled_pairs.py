@@ -144,7 +144,7 @@ def test_ids_of_another_tokenizer_are_refused():
 def test_text_that_a_stop_string_cut_is_still_spelled_by_its_ids():
     tokenizer = tiny_tokenizer()
     prompt = Prompt(index=0, ids=(1, 3, 4), text="ab")
-    values = write_sampled_pair(prompt, completion((5, 2), "c"), completion((6, 7, 2), "d"), ["x", "e"])
+    values = write_sampled_pair(prompt, completion((5, 2), "c"), completion((6, 7, 2), "d"))
     assert read_sampled_pair(Row(values, "here"), tokenizer, 0).rejected.input_ids == (1, 3, 4, 6, 7, 2)
 
 
@@ -152,21 +152,50 @@ def test_text_that_a_stop_string_cut_is_still_spelled_by_its_ids():
 @pytest.mark.parametrize("edit", [lambda text: text[:-1], lambda text: "a" + text, lambda text: "", lambda text: None])
 def test_ids_of_an_edited_text_are_refused(column, edit):
     tokenizer = tiny_tokenizer()
-    values = row(tokenizer, chosen="cc", chosen_ids=[5, 5, 2]).values
-    with pytest.raises(Unusable):
+    values = row(tokenizer).values
+    with pytest.raises(Unusable, match="edited beside its ids: leave out the columns of ids"):
         read_sampled_pair(Row(values | {column: edit(values[column])}, "here"), tokenizer, 0)
 
 
-def test_ids_of_a_conversation_hold_each_turn_of_the_prompt_whatever_the_template_writes_around_it():
-    tokenizer = tiny_tokenizer()
-    turns = [{"role": "system", "content": "ab"}, {"role": "user", "content": " cd "}]
-    values = row(tokenizer, prompt=turns, prompt_ids=[1, 5, 3, 4, 3, 5, 6, 7]).values  # c ab a cd e
-    assert read_sampled_pair(Row(values, "here"), tokenizer, 0).chosen.input_ids[-2:] == (5, 2)
-    for place, edited in ((0, "abb"), (1, "dc")):
-        turns[place] = turns[place] | {"content": edited}
-        with pytest.raises(Unusable, match="prompt_ids that do not spell prompt"):
-            read_sampled_pair(Row(values | {"prompt": turns}, "here"), tokenizer, 0)
-        turns[place] = turns[place] | {"content": "ab"}
+def of_a_conversation() -> dict[str, Any]:
+    """A pair whose template leaves out the system turn."""
+    turns = [
+        {"role": "system", "content": "ab"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "d"},
+        {"role": "user", "content": "ec"},
+    ]
+    prompt = Prompt(index=0, ids=(1, 5, 6, 7, 5), text="cdec", messages=turns)
+    return write_sampled_pair(prompt, completion((5, 2), "c"), completion((6, 2), "d"))
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda turns: turns[1:],
+        lambda turns: turns[3:],
+        lambda turns: [turns[0], turns[3], turns[2], turns[1]],
+        lambda turns: [*turns[:3], turns[3] | {"content": "e"}],
+        lambda turns: [*turns[:2], turns[2] | {"content": "c"}, turns[3]],
+    ],
+    ids=["no system turn", "no history", "swapped turns", "shorter question", "other history"],
+)
+def test_ids_of_an_edited_conversation_are_refused_whatever_the_template_writes(edit):
+    values, tokenizer = of_a_conversation(), tiny_tokenizer()
+    filled = [turn | {"tool_calls": None} for turn in values["prompt"]]  # as Parquet gives the turns back
+    for same in (values, values | {"prompt": filled}):
+        assert read_sampled_pair(Row(same, "here"), tokenizer, 0).chosen.input_ids == (1, 5, 6, 7, 5, 5, 2)
+    with pytest.raises(Unusable, match="edited beside its ids"):
+        read_sampled_pair(Row(values | {"prompt": edit(values["prompt"])}, "here"), tokenizer, 0)
+
+
+def test_without_a_digest_the_ids_have_to_spell_the_answers_and_a_prompt_of_plain_text():
+    tokenizer, values = tiny_tokenizer(), row(tiny_tokenizer(), texts_sha256=None).values
+    assert read_sampled_pair(Row(values, "here"), tokenizer, 0).chosen.input_ids == (1, 3, 4, 5, 2)
+    for column, text in (("prompt", "a"), ("chosen", "d"), ("rejected", "dd")):
+        with pytest.raises(Unusable, match=f"{column}_ids that do not spell {column}"):
+            read_sampled_pair(Row(values | {column: text}, "here"), tokenizer, 0)
+    read_sampled_pair(Row(of_a_conversation() | {"texts_sha256": None}, "here"), tokenizer, 0)
 
 
 # Runs

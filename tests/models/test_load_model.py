@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.models.tiny_folder import tiny_folder, tiny_tokenizer
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForSequenceClassification, T5Config
 
 from posttrain.config import ModelConfig
+from posttrain.config.urls import working_folder
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.load import choose_compute_dtype, choose_device, disable_dropout, load_model
 
@@ -150,11 +152,14 @@ def test_a_missing_folder(tmp_path):
         load(tmp_path / "nothing")
 
 
-def test_the_url_of_a_run_names_its_working_folder():
-    with pytest.raises(
-        ModelError, match=r"'s3://b/run' is a URL; .*\n  Give the working folder of the run, here runs/run-"
-    ):
+def test_a_url_is_answered_with_a_folder_that_is_there(tmp_path, monkeypatch):
+    monkeypatch.setenv("POSTTRAIN_RUNS", str(tmp_path / "runs"))
+    with pytest.raises(ModelError, match=r"'s3://b/run' is a URL; .*\n  Copy its files to a folder, and give that\."):
         load("s3://b/run")
+    working_folder("s3://b/run").mkdir(parents=True)
+    for url, folder in (("s3://b/run", working_folder("s3://b/run")), (f"file://{tmp_path}", tmp_path)):
+        with pytest.raises(ModelError, match=rf"is a URL; .*\n  Give the folder '{re.escape(str(folder))}'\."):
+            load(url)
 
 
 def test_a_name_on_the_hub_that_cannot_be_reached(monkeypatch, tmp_path):

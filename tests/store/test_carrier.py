@@ -299,6 +299,15 @@ def test_a_url_that_cannot_be_used_is_refused_before_anything_is_fetched(storage
     assert "Check the URL, the credentials in the environment" in error.value.fix
 
 
+def test_a_url_that_may_be_read_but_not_written_is_refused_before_anything_is_fetched(storage, monkeypatch):
+    storage.move_on()
+    monkeypatch.setattr(LocalFileSystem, "pipe_file", lambda *_, **__: raised(PermissionError("read only")))
+    folder = storage.on("c")
+    with pytest.raises(ConfigError, match=r"read only.*\n  Check the URL, the credentials in the environment"):
+        folder_to_resume(storage.url)
+    assert not folder.exists()
+
+
 def test_a_file_that_goes_while_a_run_is_fetched_is_an_error_of_the_storage(storage, monkeypatch):
     storage.move_on()
     monkeypatch.setattr(LocalFileSystem, "get_file", lambda *_, **__: raised(FileNotFoundError("gone")))

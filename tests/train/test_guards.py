@@ -448,8 +448,11 @@ def test_a_tool_that_fails_is_reported_whatever_the_run_learns_from(config):
     broken = replace(
         step, groups=groups_of([Prompt(index=0, ids=(1,), text="?")], [[called("look", 8, failed=8)]], None)
     )
-    [warning] = Guards.of(config, lambda step, rows: Path(), from_rewards=False).observe(1, broken)
+    guards, resumed = (Guards.of(config, lambda step, rows: Path(), from_rewards=False) for _ in range(2))
+    [warning] = guards.observe(1, broken)
     assert "calls of look all failed" in warning
+    resumed.load_state(json.loads(json.dumps(guards.state())))
+    assert resumed.observe(2, broken) == guards.observe(2, broken) == [], "a resumed run does not warn again"
 
 
 def test_a_resumed_run_stops_where_the_other_would_have_stopped(config):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -321,6 +322,19 @@ def test_a_run_with_a_greedy_answer_per_prompt_records_it(folder, tmp_path, buil
     texts = [group.completions[0].text for group in fed.greedy]
     assert [row["greedy_completion"] for row in rows] == [text for text in texts for _ in range(4)]
     assert [row["greedy_reward"] for row in rows[::4]] == [group.scores.rewards_PG[0][0] for group in fed.greedy]
+
+
+def test_on_file_the_advantage_of_a_row_leaves_out_the_tokens_that_are_too_old(folder, tmp_path, build):
+    run = build("greedy")
+    fed = run.feed.take(1, version=0)
+    batch, _ = train_step(run.trainer, fed.experience, 1)
+    mask_BT = fed.experience.completion_mask_BT.clone()
+    mask_BT[:, mask_BT.any(dim=0).nonzero()[0]] = False  # the first token of each answer
+    stale = replace(fed, experience=replace(fed.experience, completion_mask_BT=mask_BT))
+    run.step = 1
+    run.record_step(stale, replace(batch, advantages_BT=mask_BT * 2.0), {})
+    rows = parquet.read_table(run.folder / "rollouts" / "step-000001.parquet").to_pylist()
+    assert {row["advantage"] for row in rows if len(row["completion_ids"]) > 1} == {2.0}
 
 
 # --- signal -----------------------------------------------------------------------------------------------------------

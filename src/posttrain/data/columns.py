@@ -62,28 +62,40 @@ _BEFORE_A_SIDE = {
 """Words that a verdict may have before the side: model_a, winner: model a. Any other word may reverse it: not a."""
 
 
-def spelled(value: str | Mapping[str, str]) -> str:
-    """A name or a mapping as a config has to spell it: quoted if YAML would read something else.
+def spelled(value: str | Sequence[str] | Mapping[str, str]) -> str:
+    """A name, names or a mapping as a config has to spell them, in one line: quoted if YAML would read something else.
 
     >>> spelled({"prompt": "Question ", "chosen": "better"}), spelled("yes")
     ("{prompt: 'Question ', chosen: better}", "'yes'")
     """
-    text = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True, sort_keys=False, width=math.inf)
-    return text.removesuffix("...\n").strip()
+    text = ""
+    for style in (None, '"'):  # double quotes escape line breaks
+        text = yaml.safe_dump(
+            value, default_flow_style=True, default_style=style, allow_unicode=True, sort_keys=False, width=math.inf
+        )
+        text = text.removesuffix("...\n").strip()
+        if len(text.splitlines()) == 1:
+            break
+    return text
 
 
 def listed(columns: Iterable[str]) -> str:
     """The names of the columns in one line, each spelled as in a config.
 
-    >>> listed(["prompt", "Question ", "good, bad"]), listed([])
-    ("prompt, 'Question ', 'good, bad'", '(none)')
+    >>> listed(["prompt", "Question ", "good, bad", ""]), listed([])
+    ("prompt, 'Question ', 'good, bad', ''", '(none)')
     """
-    return ", ".join(spelled({name: ""})[1 : -len(": ''}")] for name in columns) or "(none)"
+    return ", ".join(spelled([name])[1:-1] for name in columns) or "(none)"
 
 
 def in_template(columns: Iterable[str]) -> str:
-    """A template of `data.prompt` over the first column that can stand in braces."""
-    return "{" + next((name for name in columns if not set(name) & set('{}:!"\\')), "column") + "}"
+    """A template of `data.prompt` over the first column that can stand in braces and, for the message, in quotes.
+
+    >>> in_template(["", "a:b", "Question"])
+    '{Question}'
+    """
+    names = (name for name in columns if name.isprintable() and not set(name) & set('{}[]:!"\\'))
+    return f"{{{next(filter(None, names), 'column')}}}"
 
 
 def renamed(values: Mapping[str, Any], names: Names) -> dict[str, Any]:

@@ -118,7 +118,8 @@ def refuse_too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, 
 
 def too_many(dropped: Sequence[Dropped], total: int, max_dropped: float, what: str) -> DataError:
     """The error for too many dropped rows among the `total` rows that were read."""
-    cure = next((cure for fault, cure in CURES if any(reason.startswith(fault) for _, reason in dropped)), MEND)
+    cures = (next((cure for fault, cure in CURES if reason.startswith(fault)), MEND) for _, reason in dropped)
+    cure = Counter(cures).most_common(1)[0][0]
     share = f"at most {max_dropped:.0%} dropped rows, and " if max_dropped < 1 else ""
     return DataError(
         given=f"{what}: {summary(dropped, total)}",

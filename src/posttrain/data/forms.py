@@ -82,6 +82,11 @@ class Form:
         return " + ".join(f"{n} ({self.columns[n]})" if self.columns.get(n, n) != n else n for n in self.needs)
 
     @property
+    def found_in(self) -> set[str]:
+        """The names in the data of the columns that identify the form."""
+        return {self.columns.get(name, name) for name in self.needs}
+
+    @property
     def prompt_column(self) -> str | None:
         """The column whose text is the whole prompt. None if there is no such column, or if others add to it.
 
@@ -100,7 +105,7 @@ class Form:
             found = (self.chat_reader or self.reader if chat else self.reader)(values)
             refuse_half_characters(row.values if self.kind == "prompts" else found)
         except Unusable as reason:
-            return Dropped(row.origin, self._in_another_form(values) or str(reason))
+            return Dropped(row.origin, self._in_another_form(row, values) or str(reason))
         except RecursionError:
             return Dropped(row.origin, "lists or objects that are nested too deeply")
         if self.kind != "prompts":
@@ -108,15 +113,16 @@ class Form:
         others = {name: value for name, value in row.values.items() if name not in self.needs[:1]}
         return others | ({"answer": row.values.get(self.answer)} if self.answer else {}) | found
 
-    def _in_another_form(self, values: Mapping[str, Any]) -> str:
-        """The reason for a row that lacks our columns because its file has those of another form; "" for any other."""
-        there = [name for name, value in values.items() if value is not None]
-        other = None if set(self.needs) <= set(there) else _by_columns(self.kind, there, [values])
-        return (
-            ""
-            if other is None or set(other.needs) <= set(self.needs)
-            else f"{IN_ANOTHER_FORM} {other.name} and not {self.name}"
-        )
+    def _in_another_form(self, row: Row, values: Mapping[str, Any]) -> str:
+        """The reason for a row without one of our columns, if it has those of another form; "" for any other. A row
+        whose column is there and null is a broken one."""
+        if set(self.needs) <= set(values):
+            return ""
+        there = {name: value for name, value in row.values.items() if value is not None}
+        other = _fitting(self.kind, list(there), [row._replace(values=there)])
+        if other is None or other.found_in <= self.found_in:
+            return ""
+        return f"{IN_ANOTHER_FORM} {other.name} and not {self.name}"
 
     def unused(self, columns: Iterable[str]) -> tuple[str, ...]:
         """Columns of the data that this form does not read. In training with rewards, reward functions receive them."""

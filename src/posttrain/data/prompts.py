@@ -276,13 +276,21 @@ def describe(form: Form) -> str:
 
 
 def _fields(template: str) -> list[str]:
+    """The columns of a template. Raises `DataError` if it cannot be filled in with their text."""
     try:
-        return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+        found = [(name, spec or "") for _, name, spec, _ in string.Formatter().parse(template) if name is not None]
+        names = [name for name, _ in found]
+        if "" in names:
+            raise ValueError("braces without a column")
+        if any("{" in spec for _, spec in found):
+            raise ValueError("braces within braces")
+        _Names().vformat(template, (), dict.fromkeys(names, ""))
+        return names
     except ValueError as error:
         raise DataError(
             given=f"data.prompt = {template!r} is not a template ({error})",
             allowed='text with columns in braces, such as "{Body} {Question}"',
-            fix="Close every brace; write {{ for a brace in the text.",
+            fix="Close every brace, and name a column in it; write {{ for a brace in the text.",
         ) from None
 
 

@@ -194,11 +194,12 @@ async def _awaited(found: Any) -> Any:
 def as_reward(given: Any, giver: str, allowed: str = "a finite number or None") -> float:
     """Return what `giver` returned as a reward. TypeError or ValueError if it is not a finite number."""
     wrong = f"{giver} returned {given!r:.80}, but it must return {allowed}"
-    if isinstance(given, str | bytes | bytearray):  # float would read a number in a text
-        raise TypeError(wrong)
     try:
-        reward = float(given)
-    except (TypeError, ValueError, OverflowError):
+        number = given.item() if hasattr(given, "item") else given  # an array or a tensor may hold text, too
+        if not hasattr(number, "__float__"):  # float would read a number in a text
+            raise TypeError(wrong)
+        reward = float(number)
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise TypeError(wrong) from None
     if not math.isfinite(reward):
         raise ValueError(wrong)

@@ -173,7 +173,7 @@ class Round:
         without: Counter[str] = Counter()
         for answers in self.answers():
             chosen, why = choose(self.settings, answers, self.config.seed)
-            rows += [_row(answers, c, r, self.config.sampling.stop) for c, r in chosen]
+            rows += [_row(answers, c, r) for c, r in chosen]
             without.update([why] if why else [])
         found = f"{len(self.prompts)} prompts x {self.config.sampling.group_size} answers: {len(rows)} pairs"
         if without:
@@ -249,12 +249,12 @@ def _answers(prompt: Prompt, line: Mapping[str, Any]) -> AnsweredPrompt:
     return AnsweredPrompt(prompt=prompt, completions=completions, scores=line["scores"], parts=line["parts"])
 
 
-def _row(answers: AnsweredPrompt, chosen: int, rejected: int, stop: Sequence[str]) -> dict[str, Any]:
+def _row(answers: AnsweredPrompt, chosen: int, rejected: int) -> dict[str, Any]:
     high, low = answers.scores[chosen], answers.scores[rejected]
     assert high is not None
     assert low is not None
     return {
-        **write_sampled_pair(answers.prompt, answers.completions[chosen], answers.completions[rejected], stop),
+        **write_sampled_pair(answers.prompt, answers.completions[chosen], answers.completions[rejected]),
         "margin": high - low,
         "chosen_score": high,
         "rejected_score": low,

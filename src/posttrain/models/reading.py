@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import torch
 import transformers
@@ -78,8 +79,7 @@ def find_source(config: ModelConfig) -> ModelSource:
         raise ModelError(
             given=f"model.path = {config.path!r} is a URL",
             allowed="a folder, or a name on the Hugging Face Hub",
-            fix=f"Give the working folder of the run, here {shown(working_folder(config.path))}; on another machine "
-            f"`posttrain resume {shown(config.path)}` fetches it.",
+            fix=_folder_of_url(config.path),
         )
     if not HUB_NAME.fullmatch(config.path):
         raise ModelError(
@@ -88,6 +88,14 @@ def find_source(config: ModelConfig) -> ModelSource:
             fix=_near(folder) or f"Correct the path; it is taken relative to {os.getcwd()}.",
         )
     return ModelSource(config.path, None, arguments)
+
+
+def _folder_of_url(url: str) -> str:
+    """Return the advice to give a folder of this machine: the one that the URL names, or that of its run, if it is
+    there."""
+    folders = [working_folder(url), *([Path(urlsplit(url).path)] if url.startswith("file:") else [])]
+    there = next((folder for folder in folders if folder.is_dir()), None)
+    return "Copy its files to a folder, and give that." if there is None else f"Give the folder {str(there)!r}."
 
 
 def _near(folder: Path) -> str:

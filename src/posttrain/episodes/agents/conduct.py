@@ -240,9 +240,15 @@ def _worth(found: Any) -> dict[str, Any]:
     if found is None:
         return {"done": True}
     if isinstance(found, list | tuple):
-        messages = [one.model_dump(exclude_none=True) if hasattr(one, "model_dump") else one for one in found]
-        if not all(isinstance(one, Mapping) and isinstance(one.get("role"), str) for one in messages):
-            raise TypeError(f"the agent returned {found!r:.80}, but a list must hold messages")
+        messages = [
+            {"content": None, **one.model_dump(exclude_none=True)} if hasattr(one, "model_dump") else one
+            for one in found
+        ]
+        if not all(map(_is_message, messages)):
+            raise TypeError(
+                f"the agent returned {found!r:.80}, but a list must hold messages: dicts with a role, and with content "
+                "or tool_calls"
+            )
         try:
             texts = [text_of(one.get("content"), f"message {place}") for place, one in enumerate(messages)]
         except Refused as refused:
@@ -252,3 +258,8 @@ def _worth(found: Any) -> dict[str, Any]:
             "messages": [{**one, "content": text} for one, text in zip(messages, texts, strict=True)],
         }
     return {"done": True, "reward": as_reward(found, "the agent", "a finite number, messages, or None")}
+
+
+def _is_message(given: Any) -> bool:
+    has_role = isinstance(given, Mapping) and isinstance(given.get("role"), str)
+    return has_role and ("content" in given or "tool_calls" in given)
