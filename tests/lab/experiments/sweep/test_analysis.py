@@ -212,6 +212,16 @@ def test_the_sentences_claim_no_more_than_the_interval_and_name_the_bias_of_choo
     assert "Collapsed: 1 of 3 runs of the best configuration, 0 of 3 of the default." in fell
 
 
+@pytest.mark.parametrize(
+    ("measure", "untrained", "improved"),
+    [("score", 0.0, True), ("score", 5.0, False), ("loss", 5.0, True), ("loss", 0.0, False)],
+)
+def test_the_score_before_training_stands_beside_the_best(measure, untrained, improved):
+    said = replace(result(trials_with_an_edge()), measure=measure, untrained=untrained).sentences()[1]
+    assert said.startswith(f"Before training, its model has {untrained:.4g}")
+    assert ("has not improved it" not in said) == improved
+
+
 def test_a_best_one_that_loses_more_runs_is_not_called_better_whatever_lost_them():
     shown = seeds([0.4, 0.42, 0.41, 0.43], [0.6, 0.61, 0.62, 0.61])
     assert shown.verdict == 1

@@ -38,7 +38,7 @@ from posttrain.lab.experiments.sweep.settings import (
     with_values,
 )
 from posttrain.lab.experiments.sweep.study import Pruner, TrialRecord, need_optuna, open_study, records
-from posttrain.lab.experiments.sweep.trials import Say, goodness, trial_folder, trial_tasks
+from posttrain.lab.experiments.sweep.trials import Say, goodness, read_course, trial_folder, trial_tasks
 from posttrain.shown import shown
 
 if TYPE_CHECKING:
@@ -131,18 +131,21 @@ def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[st
     measure = next((name for name in told if name), "score")
     data = settings.config.data
     odd = not_comparable(trials, {trial.number: trial_folder(folder / TRIALS, trial.number) for trial in trials})
+    best = None if odd else best_of(trials, measure)
+    before = None if best is None else read_course(trial_folder(folder / TRIALS, best.number)).baseline
     return SweepResult(
         folder=folder,
         settings=settings,
         measure=measure,
         trials=tuple(trials),
-        best=None if odd else best_of(trials, measure),
+        best=best,
         importance={} if odd else importance(settings.knobs, trials, goodness(measure, 1.0)),
         boundaries=boundaries(settings.knobs, trials),
         confirmation=None,
         fresh_rows=data.eval is None,
         notes=notes,
         not_comparable=odd,
+        untrained=None if before is None else before.mean,
     )
 
 

@@ -37,6 +37,8 @@ class SweepResult:
     notes: tuple[str, ...] = ()
     not_comparable: str = ""
     """Which trials measured other held-out rows or tokens than others. Then none is the best."""
+    untrained: float | None = None
+    """The held-out score of the best trial's model before training, on the same rows."""
 
     @property
     def report(self) -> Path:
@@ -52,7 +54,8 @@ class SweepResult:
 
     def sentences(self) -> list[str]:
         """The result in words."""
-        return [text for text in (self._found(), self._held(), self._bias(), self._collapses()) if text]
+        told = (self._found(), self._trained(), self._held(), self._bias(), self._collapses())
+        return [text for text in told if text]
 
     def _found(self) -> str:
         counts = ", ".join(f"{count} {outcome}" for outcome, count in self.counts.items())
@@ -68,6 +71,14 @@ class SweepResult:
             f"Of {len(self.trials)} trials ({counts}), number {self.best.number} has the best held-out {self.measure}, "
             f"{span}: {values}."
         )
+
+    def _trained(self) -> str:
+        """The score before training. Without it, the best of many runs that spoil the model looks like a success."""
+        if self.best is None or self.best.score is None or self.untrained is None:
+            return ""
+        gain = goodness(self.measure, self.best.score) - goodness(self.measure, self.untrained)
+        told = "" if gain > 0 else ": the best trial has not improved it"
+        return f"Before training, its model has {self.untrained:.4g}{told}."
 
     def _held(self) -> str:
         if self.best is not None and self.best.is_default:
