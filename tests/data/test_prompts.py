@@ -80,7 +80,7 @@ def test_alpaca_rows_keep_their_input(renderer):
         ({"prompt": "{txt} {Label}"}, r"no column 'txt' \(data.prompt\); .*\n  Did you mean 'text'\?"),
         ({"prompt": "{}"}, r"data.prompt = '\{\}' is not a template \(braces without a column\)"),
         ({"prompt": "{text:{Label}}"}, r"is not a template \(braces within braces\)"),
-        ({"prompt": "{text:d}"}, r"is not a template \(Unknown format code 'd'"),
+        ({"prompt": "{text:d}"}, r"cannot format \(Unknown format code 'd'"),
         ({"prompt": "{text"}, r"data.prompt = '\{text' is not a template .*\n  Close every brace"),
         ({"prompt": "text", "answer": "label"}, r"no column 'label' \(data.answer\).*\n  Did you mean 'Label'\?"),
     ],
@@ -188,6 +188,13 @@ def test_unusable_rows_are_counted_with_reason_and_place(renderer):
 
 def test_a_template_takes_a_column_with_a_dot_in_its_name(renderer):
     assert texts(render(rows_of({"a.b": "x", "c[0]": "y"}), renderer, prompt="{a.b} {c[0]}")) == ["x y"]
+
+
+def test_a_template_formats_numbers(renderer):
+    rows = rows_of({"q": "x", "price": 2.5, "n": 3}, {"q": "x", "price": "free", "n": 3})
+    found = render(rows, renderer, prompt="{q} {price:.2f} {n:03d}", max_dropped=0.5)
+    assert texts(found) == ["x 2.50 003"]
+    assert "a value that data.prompt cannot format" in found.dropped[0].reason
 
 
 def test_a_template_over_empty_columns_is_an_empty_prompt(renderer):

@@ -212,7 +212,6 @@ def test_what_looks_like_a_further_call_is_a_problem_and_no_text(name: str, text
 
 ANSWERS = (
     '{"name": "Paris", "population": 2}',
-    '{"name": "Paris"}',
     '{"type": "city", "name": "Paris"}',
     '{"name": "Paris", "population": 2,}',
     '{"name": "Paris", "popul',
@@ -230,6 +229,7 @@ def test_an_answer_in_json_is_no_call_of_llama(answer: str):
     ("text", "call"),
     [
         ('{"name": "look", "parameters": {}}', Call("look", {})),
+        ('{"name": "look"}', Call("look", {})),
         ('{"name": "look", "arguments": {"at": "x"}}', Call("look", {"at": "x"})),
         ('{"type": "function", "name": "look"}', Call("look", {})),
         ('<|python_tag|>{"name": "look"}<|eom_id|>', Call("look", {})),
@@ -239,7 +239,15 @@ def test_calls_of_llama_in_other_forms_are_read(text: str, call: Call):
     assert FORMATS["llama"].read(text).calls == [call]
 
 
-@pytest.mark.parametrize("text", ['{"name": "look", "parameters": {"at": }}', '{"type": "function", "name": "lo'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "look", "parameters": {"at": }}',
+        '{"type": "function", "name": "lo',
+        '{"name": "look", "param',
+        '{"name": "lo',
+    ],
+)
 def test_broken_json_that_begins_as_a_call_of_llama_is_an_unreadable_call(text: str):
     said = FORMATS["llama"].read(text)
     assert not said.readable

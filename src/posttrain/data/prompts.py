@@ -261,7 +261,10 @@ class _Names(string.Formatter):
 
 
 def _fill_in(values: Mapping[str, Any], *, template: str, names: Sequence[str]) -> dict[str, Any]:
-    prompt = _Names().vformat(template, (), {name: cell(values, name) for name in names})
+    try:
+        prompt = _Names().vformat(template, (), {name: cell(values, name) for name in names})
+    except ValueError as error:
+        raise Unusable(f"a value that data.prompt cannot format ({error})") from None
     if not prompt.strip():
         raise Unusable("empty prompt")
     return {"prompt": prompt}
@@ -284,6 +287,10 @@ def _fields(template: str) -> list[str]:
             raise ValueError("braces without a column")
         if any("{" in spec for _, spec in found):
             raise ValueError("braces within braces")
+        for value in (0, 0.0):  # a column may hold numbers: {price:.2f}
+            with suppress(ValueError):
+                _Names().vformat(template, (), dict.fromkeys(names, value))
+                return names
         _Names().vformat(template, (), dict.fromkeys(names, ""))
         return names
     except ValueError as error:

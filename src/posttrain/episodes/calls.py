@@ -8,7 +8,8 @@
 
 Text that begins as a call but cannot be read is also a call: its result says what is wrong with it. Text before and
 behind calls is kept. Calls in the reasoning of a turn are thoughts, and not made. No mark tells a call of Llama 3 from
-an answer in JSON: a call is an object with "name" and "parameters" (or "arguments"), or of the type "function".
+an answer in JSON: a call is an object with "name" and "parameters" (or "arguments") or nothing else, or of the type
+"function".
 """
 
 from __future__ import annotations
@@ -202,6 +203,7 @@ def _ends(text: str, at: int, marks: tuple[str, ...]) -> bool:
 
 _ONE_MORE = re.compile(r"[\s,;]*\{")
 _BROKEN_LLAMA = re.compile(r'\{\s*("type"\s*:\s*"function"|"(name|type)".*"(parameters|arguments)"\s*:)', re.DOTALL)
+_CUT_LLAMA = re.compile(r'\{\s*"name"\s*:\s*"[^"]*("\s*(,\s*("(?P<key>[a-z]*))?)?)?')
 
 
 def _llama(text: str) -> Said:
@@ -210,17 +212,24 @@ def _llama(text: str) -> Said:
         return Said(text, [])
     found, rest = _objects(body)
     marked = text.strip().startswith("<|python_tag|>")
-    if not (marked or any(map(_is_call, found)) or _BROKEN_LLAMA.match(rest)):
+    if not (marked or any(map(_is_call, found)) or _BROKEN_LLAMA.match(rest) or _is_cut_call(rest)):
         return Said(text, [])
     calls = [_call(one) for one in found]
     return Said("", [*calls, _of_json(rest)]) if _ONE_MORE.match(rest) else Said(rest, calls)
 
 
 def _is_call(found: Any) -> bool:
-    """Return whether a JSON value is a call of Llama 3, and no answer."""
+    """Return whether a JSON value is a call of Llama 3, and no answer. A name alone calls a tool without arguments."""
     if not isinstance(found, dict):
         return False
-    return found.get("type") == "function" or ("name" in found and bool({"parameters", "arguments"} & found.keys()))
+    named = "name" in found and (bool({"parameters", "arguments"} & found.keys()) or len(found) == 1)
+    return found.get("type") == "function" or named
+
+
+def _is_cut_call(rest: str) -> bool:
+    """Return whether a limit may have cut a call of Llama 3 before its arguments."""
+    cut = _CUT_LLAMA.fullmatch(rest)
+    return cut is not None and any(key.startswith(cut["key"] or "") for key in ("parameters", "arguments"))
 
 
 _FURTHER_MISTRAL = re.compile(r"\s*[][{},;]|.*\[ARGS\]", re.DOTALL)

@@ -190,3 +190,9 @@ def test_the_nearest_limit_of_a_control_group_counts_and_its_file_cache_does_not
 
 def test_free_disk_is_that_of_the_place_where_a_folder_would_be(tmp_path):
     assert free_disk(tmp_path / "not" / "there") == pytest.approx(free_disk(tmp_path), rel=0.01)
+
+
+@pytest.mark.parametrize("text", ["h100 94", "h100-96", "b200 192", "v100 32"])
+def test_a_memory_behind_a_name_is_no_count(text: str):
+    with pytest.raises(ConfigError):
+        find_hardware(text)

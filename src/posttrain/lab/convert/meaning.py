@@ -74,6 +74,8 @@ class _Translation:
         self.own: list[str] = []
         self.unknown: set[str] = set()
         """Our sizes that the file does not tell."""
+        self.decided: set[str] = set()
+        """Our settings that a line of the file has decided."""
 
     def run(self) -> Meaning:
         self._put(self.form.get("sets", {}), "")
@@ -226,9 +228,12 @@ class _Translation:
         if isinstance(told, Mapping) and {*told} == {"nothing"}:
             told = read_entry(told)
         if isinstance(told, Mapping):
-            if "if" in told and not self._holds(told["if"]):
-                needed = str(told["if"]).strip("{}").replace("'", "")
+            holds = self._holds(told["if"]) if "if" in told else True
+            needed = str(told.get("if")).strip("{}").replace("'", "")
+            if holds is False:
                 return self._note(name, given, f"{self.source.project} reads it only together with {needed}")
+            if holds is None and (not given.line or self.decided.intersection(self._keys(name, told))):
+                return self._note(name, given, f"it counts only with {needed}, whose value only the run tells")
             if "unless" in told and self._is_positive(told["unless"]):
                 if "open" not in told:
                     return self._note(name, given, f"{self.source.project} reads it only without {told['unless']}")
@@ -291,6 +296,7 @@ class _Translation:
             return self._note(name, given, f"{self.algorithm} has no setting {', '.join(strange)}")
         for key, value in settings.items():
             self._put({key: value}, _origin(name, given, self.source.project, key=key))
+            self.decided |= {key} if given.line else set()
         return None
 
     def _plain(self, name: str, given: Given, told: Entry, sizes: Sizes | None) -> None:
@@ -317,6 +323,7 @@ class _Translation:
             return self._of_others(name, given, told) if value else None
         if told.key in CADENCES:
             return self._cadence(name, replace(given, value=value), told, sizes)
+        self.decided |= {told.key} if given.line else set()
         return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
 
     def _of_others(self, name: str, given: Given, told: Ours) -> None:
@@ -344,14 +351,17 @@ class _Translation:
         """Has the algorithm this setting, or settings in it?"""
         return not key.startswith("algorithm.") or any(f"{own}.".startswith(f"{key}.") for own in self.own)
 
-    def _holds(self, told: str | Mapping[str, Any]) -> bool:
-        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}. A
-        value that the file does not tell may be so: what depends on it is taken over, and the value is asked for."""
+    def _holds(self, told: str | Mapping[str, Any]) -> bool | None:
+        """Is a setting true, or has it a value? `told` is its full name or the last part of it, or {name: value}.
+
+        None if only the run tells: the value is asked for, and what the file gives beside it is taken over where
+        nothing else decides the same setting."""
         expected = None if isinstance(told, str) else next(iter(told.values()))
         values = [given.value for name, given in self.given.items() if _is_named(name, told)]
-        return any(
-            isinstance(value, Unread) or (bool(value) if expected is None else value == expected) for value in values
-        )
+        known = [value for value in values if not isinstance(value, Unread)]
+        if any(bool(value) if expected is None else value == expected for value in known):
+            return True
+        return False if len(known) == len(values) else None
 
     def _is_positive(self, name: str) -> bool:
         value = self.given.get(name, Given(None)).value
@@ -362,7 +372,7 @@ class _Translation:
         for told in self.form.get("together", ()):
             given = self.given.get(told["of"], Given(None))
             off = isinstance(given.value, Unread) or given.value in (None, *told["unless"])
-            if not off and self._holds(told["beside"]):
+            if not off and self._holds(told["beside"]) is not False:
                 self._note(told["of"], given, told["note"])
 
     def _part(self, part: str) -> None:
