@@ -532,7 +532,7 @@ def test_the_content_of_a_message_may_be_empty_and_calls_need_none():
 TEXTS = ["0.5", b"0.5", memoryview(b"4"), np.array("4"), np.str_("4")]
 
 
-@pytest.mark.parametrize("given", [*TEXTS, {}, [0.5], np.ones(2), torch.ones(2), math.nan, 10**400])
+@pytest.mark.parametrize("given", [*TEXTS, {}, [0.5], np.ones(2), torch.ones(2), math.nan, np.ma.masked, 10**400])
 def test_a_reward_of_an_environment_is_a_finite_number(given):
     with pytest.raises(
         (TypeError, ValueError), match=r"turn_reward\(\) returned .* must return a finite number or None"

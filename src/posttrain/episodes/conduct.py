@@ -198,7 +198,7 @@ def as_reward(given: Any, giver: str, allowed: str = "a finite number or None") 
         number = given.item() if hasattr(given, "item") else given  # an array or a tensor may hold text, too
         if not hasattr(number, "__float__"):  # float would read a number in a text
             raise TypeError(wrong)
-        reward = float(number)
+        reward = float(given)  # not of `number`: the item of a masked array is its filler
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise TypeError(wrong) from None
     if not math.isfinite(reward):
