@@ -212,6 +212,7 @@ def test_what_looks_like_a_further_call_is_a_problem_and_no_text(name: str, text
 
 ANSWERS = (
     '{"name": "Paris", "population": 2}',
+    '{"name": "Paris"}',
     '{"type": "city", "name": "Paris"}',
     '{"name": "Paris", "population": 2,}',
     '{"name": "Paris", "popul',
@@ -222,14 +223,19 @@ ANSWERS = (
 
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_in_json_is_no_call_of_llama(answer: str):
-    assert FORMATS["llama"].read(answer) == Said(answer, [])
+    assert FORMATS["llama"].read(answer, ["look"]) == Said(answer, [])
+
+
+def test_the_name_of_a_tool_tells_a_call_of_llama_from_an_answer():
+    for text in ('{"name": "look"}', '{"name": "look", "input": {"at": "x"}}', '{"name": "look", "param'):
+        assert FORMATS["llama"].read(text, ["find"]) == Said(text, [])
+        assert len(FORMATS["llama"].read(text, ["find", "look"]).calls) == 1
 
 
 @pytest.mark.parametrize(
     ("text", "call"),
     [
         ('{"name": "look", "parameters": {}}', Call("look", {})),
-        ('{"name": "look"}', Call("look", {})),
         ('{"name": "look", "arguments": {"at": "x"}}', Call("look", {"at": "x"})),
         ('{"type": "function", "name": "look"}', Call("look", {})),
         ('<|python_tag|>{"name": "look"}<|eom_id|>', Call("look", {})),
@@ -244,8 +250,6 @@ def test_calls_of_llama_in_other_forms_are_read(text: str, call: Call):
     [
         '{"name": "look", "parameters": {"at": }}',
         '{"type": "function", "name": "lo',
-        '{"name": "look", "param',
-        '{"name": "lo',
     ],
 )
 def test_broken_json_that_begins_as_a_call_of_llama_is_an_unreadable_call(text: str):

@@ -8,15 +8,15 @@
 
 Text that begins as a call but cannot be read is also a call: its result says what is wrong with it. Text before and
 behind calls is kept. Calls in the reasoning of a turn are thoughts, and not made. No mark tells a call of Llama 3 from
-an answer in JSON: a call is an object with "name" and "parameters" (or "arguments") or nothing else, or of the type
-"function".
+an answer in JSON: a call is an object with "name" and "parameters" (or "arguments"), or of the type "function", or with
+the name of a tool.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -54,6 +54,8 @@ class Said(NamedTuple):
     """Text outside the calls, in channels that the user does not see (Harmony)."""
     answer: str | None = None
     """The text beside the calls, which rewards judge, also if a call cannot be read; None: the whole text."""
+    names: frozenset[str] | None = None
+    """Names of which a tool must have one, or else the text is an answer; None: the calls are calls in any case."""
 
     @property
     def readable(self) -> bool:
@@ -72,17 +74,18 @@ class CallFormat:
     channels: bool = False
     """Whether turns are written in channels, which keep reasoning, calls and answers apart."""
 
-    def read(self, text: str) -> Said:
-        """Return the text and calls of a turn; `text` includes special tokens except the one that ends the turn."""
+    def read(self, text: str, tools: Collection[str] = ()) -> Said:
+        """Return the text and calls of a turn. `text` includes special tokens except the one that ends the turn;
+        `tools` are the names of the tools."""
         begin, end = (0, len(text)) if self.channels else _spoken(text)
         found = self.find(text[begin:end])
-        if not found.calls:
+        if not found.calls or (found.names is not None and found.names.isdisjoint(tools)):
             return Said(text, [])
         content = _beside(text[:begin] + found.content, text[end:]).strip()
         answer = None if self.channels else content  # the text of a turn in channels never holds its calls
         if not found.readable:
             return Said(text, found.calls, answer=answer)
-        return found._replace(content=content, answer=answer)
+        return found._replace(content=content, answer=answer, names=None)
 
 
 def template_of(renderer: Renderer) -> str:
@@ -109,7 +112,7 @@ def proven(template: str, bridge: Bridge) -> CallFormat:
     name = str(bridge.tools[0]["function"]["name"])
     try:
         turn = bridge.turn_that_calls(name, _TRIED)
-        read = [(one.name, one.arguments) for one in found.read(turn).calls]
+        read = [(one.name, one.arguments) for one in found.read(turn, [name]).calls]
     except Unusable as refused:
         turn, read = str(refused), []
     if read != [(name, _TRIED)]:
@@ -203,7 +206,7 @@ def _ends(text: str, at: int, marks: tuple[str, ...]) -> bool:
 
 _ONE_MORE = re.compile(r"[\s,;]*\{")
 _BROKEN_LLAMA = re.compile(r'\{\s*("type"\s*:\s*"function"|"(name|type)".*"(parameters|arguments)"\s*:)', re.DOTALL)
-_CUT_LLAMA = re.compile(r'\{\s*"name"\s*:\s*"[^"]*("\s*(,\s*("(?P<key>[a-z]*))?)?)?')
+_BEGUN_LLAMA = re.compile(r'\{\s*"name"\s*:\s*"([^"]*)"')
 
 
 def _llama(text: str) -> Said:
@@ -211,25 +214,23 @@ def _llama(text: str) -> Said:
     if not body.startswith("{"):
         return Said(text, [])
     found, rest = _objects(body)
-    marked = text.strip().startswith("<|python_tag|>")
-    if not (marked or any(map(_is_call, found)) or _BROKEN_LLAMA.match(rest) or _is_cut_call(rest)):
-        return Said(text, [])
-    calls = [_call(one) for one in found]
-    return Said("", [*calls, _of_json(rest)]) if _ONE_MORE.match(rest) else Said(rest, calls)
+    calls, begun = [_call(one) for one in found], _BEGUN_LLAMA.match(rest)
+    is_certain = text.strip().startswith("<|python_tag|>") or any(map(_is_call, found)) or _BROKEN_LLAMA.match(rest)
+    names = None if is_certain else frozenset[str]([*_names_in(found), *([begun[1]] if begun else [])])
+    if _ONE_MORE.match(rest):
+        return Said("", [*calls, _of_json(rest)], names=names)
+    return Said(rest, calls, names=names)
 
 
 def _is_call(found: Any) -> bool:
-    """Return whether a JSON value is a call of Llama 3, and no answer. A name alone calls a tool without arguments."""
+    """Return whether a JSON value is a call of Llama 3, whatever the names of the tools, and no answer."""
     if not isinstance(found, dict):
         return False
-    named = "name" in found and (bool({"parameters", "arguments"} & found.keys()) or len(found) == 1)
-    return found.get("type") == "function" or named
+    return found.get("type") == "function" or ("name" in found and bool({"parameters", "arguments"} & found.keys()))
 
 
-def _is_cut_call(rest: str) -> bool:
-    """Return whether a limit may have cut a call of Llama 3 before its arguments."""
-    cut = _CUT_LLAMA.fullmatch(rest)
-    return cut is not None and any(key.startswith(cut["key"] or "") for key in ("parameters", "arguments"))
+def _names_in(found: Sequence[Any]) -> list[str]:
+    return [one["name"] for one in found if isinstance(one, dict) and isinstance(one.get("name"), str)]
 
 
 _FURTHER_MISTRAL = re.compile(r"\s*[][{},;]|.*\[ARGS\]", re.DOTALL)

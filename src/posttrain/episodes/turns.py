@@ -59,7 +59,7 @@ class Turns:
 
     def turn_ended(self, play: Play, turn: Completion) -> None:
         """Take a turn that was sampled, and continue or end the trajectory."""
-        said = self._read(turn)
+        said = self._read(turn, self.bridge.tools)
         play.draw(turn, said)
         if turn.truncated:  # its calls are not made
             self._end(play)
@@ -107,14 +107,15 @@ class Turns:
             rooms["context"] = self.scene.context_length - used
         return min(rooms.items(), key=lambda item: item[1])
 
-    def _read(self, turn: Completion) -> Said:
+    def _read(self, turn: Completion, tools: Sequence[Mapping[str, Any]]) -> Said:
         """Return the turn's text and calls. If the template writes one result only, keep the first call only."""
         if self.scene.calls is None:
             return Said(turn.text, [])
         tokenizer, ids = self.bridge.renderer.tokenizer, list(turn.ids)
         if ids and ids[-1] in self.bridge.eos_ids:
             ids.pop()
-        said = self.scene.calls.read(str(tokenizer.decode(ids, skip_special_tokens=False)))
+        names = [str(tool["function"]["name"]) for tool in tools]
+        said = self.scene.calls.read(str(tokenizer.decode(ids, skip_special_tokens=False)), names)
         return said._replace(calls=said.calls[:1]) if self.bridge.one_result else said
 
     def _known(self, name: str) -> str:

@@ -185,7 +185,7 @@ class AgentTurns(Turns):
     def _said(self, talk: Talk, turn: Completion) -> Said:
         """Return the turn's text and calls. A turn with an unreadable call is only text, as with other servers: it is
         up to the agent to complain."""
-        said = self._read(turn) if talk.tools else Said(turn.text, [])
+        said = self._read(turn, talk.tools) if talk.tools else Said(turn.text, [])
         return said if said.readable else Said(turn.text, [], answer=said.answer)
 
     def _answer(self, play: Play, talk: Talk, turn: Completion) -> Answer:
