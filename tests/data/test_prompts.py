@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import date
 from typing import Any
 
 import pytest
@@ -190,11 +191,13 @@ def test_a_template_takes_a_column_with_a_dot_in_its_name(renderer):
     assert texts(render(rows_of({"a.b": "x", "c[0]": "y"}), renderer, prompt="{a.b} {c[0]}")) == ["x y"]
 
 
-def test_a_template_formats_numbers(renderer):
-    rows = rows_of({"q": "x", "price": 2.5, "n": 3}, {"q": "x", "price": "free", "n": 3})
-    found = render(rows, renderer, prompt="{q} {price:.2f} {n:03d}", max_dropped=0.5)
-    assert texts(found) == ["x 2.50 003"]
-    assert "a value that data.prompt cannot format" in found.dropped[0].reason
+def test_a_template_formats_each_value_as_its_column_asks(renderer):
+    good = {"q": "x", "price": 2.5, "n": 3, "day": date(2020, 1, 2)}
+    wrong = [{"price": "free"}, {"n": [3]}, {"price": 10**400}]
+    rows = rows_of(good, *(good | one for one in wrong))
+    found = render(rows, renderer, prompt="{q:>3s} {price:.2f} {n:03d} {day:%d.%m.%Y}", max_dropped=0.9)
+    assert texts(found) == ["  x 2.50 003 02.01.2020"]
+    assert ["a value that data.prompt cannot format" in one.reason for one in found.dropped] == [True] * 3
 
 
 def test_a_template_over_empty_columns_is_an_empty_prompt(renderer):

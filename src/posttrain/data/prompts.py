@@ -263,7 +263,7 @@ class _Names(string.Formatter):
 def _fill_in(values: Mapping[str, Any], *, template: str, names: Sequence[str]) -> dict[str, Any]:
     try:
         prompt = _Names().vformat(template, (), {name: cell(values, name) for name in names})
-    except ValueError as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise Unusable(f"a value that data.prompt cannot format ({error})") from None
     if not prompt.strip():
         raise Unusable("empty prompt")
@@ -279,20 +279,18 @@ def describe(form: Form) -> str:
 
 
 def _fields(template: str) -> list[str]:
-    """The columns of a template. Raises `DataError` if it cannot be filled in with their text."""
+    """The columns of a template. Raises `DataError` if no values can fill it in. Whether a format such as `{price:.2f}`
+    fits is known for each row."""
     try:
-        found = [(name, spec or "") for _, name, spec, _ in string.Formatter().parse(template) if name is not None]
-        names = [name for name, _ in found]
-        if "" in names:
-            raise ValueError("braces without a column")
-        if any("{" in spec for _, spec in found):
-            raise ValueError("braces within braces")
-        for value in (0, 0.0):  # a column may hold numbers: {price:.2f}
-            with suppress(ValueError):
-                _Names().vformat(template, (), dict.fromkeys(names, value))
-                return names
-        _Names().vformat(template, (), dict.fromkeys(names, ""))
-        return names
+        found = [field[1:] for field in string.Formatter().parse(template) if field[1] is not None]
+        for name, spec, conversion in found:
+            if not name:
+                raise ValueError("braces without a column")
+            if "{" in (spec or ""):
+                raise ValueError("braces within braces")
+            if conversion not in (None, "s", "r", "a"):
+                raise ValueError(f"the conversion {conversion!r} is not known")
+        return [str(name) for name, _, _ in found]
     except ValueError as error:
         raise DataError(
             given=f"data.prompt = {template!r} is not a template ({error})",
