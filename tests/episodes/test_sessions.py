@@ -540,6 +540,8 @@ def test_a_reward_of_an_environment_is_a_finite_number(given):
         as_reward(given, "turn_reward()")
 
 
-@pytest.mark.parametrize("given", [1, True, Fraction(1), np.float32(1), np.int64(1), np.array(1), torch.ones(1)])
+@pytest.mark.parametrize(
+    "given", [1, True, Fraction(1), np.float32(1), np.int64(1), np.array(1), np.ones(1), torch.ones(1)]
+)
 def test_every_kind_of_number_is_a_reward(given):
     assert as_reward(given, "reward()") == 1.0

@@ -65,6 +65,9 @@ def test_lists_arrays_and_none_are_rewards_of_a_batch():
     assert judged([1, None, np.float64(0.5), torch.tensor(2.0)], 0.0).value == [1.0, None, 0.5, 2.0]
     assert judged(torch.tensor([1.0, 2.0]), 0.0).value == [1.0, 2.0]
     assert judged(10**400, 0.0).value == math.inf
+    masked = np.ma.array([1.0, 2.0], mask=True).mean()
+    assert judged([masked, 1.0], 0.0).value == [None, 1.0], "a masked number is none, whatever fills its place"
+    assert judged(masked, 0.0).value is None
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ from typing import Any
 
 from posttrain.episodes.tools import UNKNOWN, as_text, by_name, schema_of
 from posttrain.errors import ConfigError
+from posttrain.rewards.calls import plain
 
 ROLES = ("user", "tool", "system")
 """Roles of the messages that an environment may return."""
@@ -195,10 +196,10 @@ def as_reward(given: Any, giver: str, allowed: str = "a finite number or None") 
     """Return what `giver` returned as a reward. TypeError or ValueError if it is not a finite number."""
     wrong = f"{giver} returned {given!r:.80}, but it must return {allowed}"
     try:
-        number = given.item() if hasattr(given, "item") else given  # an array or a tensor may hold text, too
+        number = plain(given)  # an array or a tensor may hold text, too
         if not hasattr(number, "__float__"):  # float would read a number in a text
             raise TypeError(wrong)
-        reward = float(given)  # not of `number`: the item of a masked array is its filler
+        reward = float(number)
     except (TypeError, ValueError, OverflowError, RuntimeError):
         raise TypeError(wrong) from None
     if not math.isfinite(reward):

@@ -259,18 +259,24 @@ def _numbers(item: Any) -> float | list[float | None] | None:
 
 def _number(value: Any) -> float | None:
     """A returned number as a float; infinite if it is too large for one. TypeError if it is not a number."""
-    if value is None:
-        return None
     if isinstance(value, Verdict):
         return value.score
-    if hasattr(value, "item"):  # a list of numpy or torch scalars
-        value = value.item()
+    value = plain(value)
+    if value is None:
+        return None
     if not isinstance(value, Real):
         raise TypeError(_described(value))
     try:
         return float(value)
     except OverflowError:
         return math.inf
+
+
+def plain(value: Any) -> Any:
+    """A value of numpy or torch as that of Python; None for a masked one, whose item is a mere filler."""
+    if not hasattr(value, "item"):
+        return value
+    return None if getattr(value, "mask", False) else value.item()
 
 
 def _described(value: Any) -> str:
