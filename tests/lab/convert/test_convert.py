@@ -834,11 +834,12 @@ def test_what_depends_on_a_value_that_only_a_run_tells_is_taken_over(words, aske
 
 
 @pytest.mark.parametrize("of_reward", ["", "algorithm.kl_ctrl.kl_coef=0.1"])
-def test_what_a_line_decides_is_not_replaced_by_what_only_may_count(of_reward, tmp_path):
-    words = ["algorithm.use_kl_in_reward=$KR", "actor.use_kl_loss=True", "actor.kl_loss_coef=0.05", of_reward]
+@pytest.mark.parametrize(("of_loss", "coef"), [("actor.kl_loss_coef=0.05", 0.05), ("", 0.001)], ids=["line", "default"])
+def test_what_is_decided_is_not_replaced_by_what_only_may_count(of_reward, of_loss, coef, tmp_path):
+    words = ["algorithm.use_kl_in_reward=$KR", "actor.use_kl_loss=True", of_loss, of_reward]
     for order in (words, words[::-1]):
         conversion = of_verl(tmp_path, order)
-        assert conversion.settings["algorithm"]["kl_coef"] == 0.05
+        assert conversion.settings["algorithm"].get("kl_coef", 0.001) == coef
         assert any("kl_ctrl.kl_coef = 0.1" in note for note in conversion.notes) == bool(of_reward)
 
 

@@ -75,7 +75,7 @@ class _Translation:
         self.unknown: set[str] = set()
         """Our sizes that the file does not tell."""
         self.decided: set[str] = set()
-        """Our settings that a line of the file has decided."""
+        """Our settings that the file has decided, by a value of its own or by a switch that is on."""
 
     def run(self) -> Meaning:
         self._put(self.form.get("sets", {}), "")
@@ -228,12 +228,14 @@ class _Translation:
         if isinstance(told, Mapping) and {*told} == {"nothing"}:
             told = read_entry(told)
         if isinstance(told, Mapping):
-            holds = self._holds(told["if"]) if "if" in told else True
+            holds, keys = self._holds(told["if"]) if "if" in told else True, self._keys(name, told)
             needed = str(told.get("if")).strip("{}").replace("'", "")
             if holds is False:
                 return self._note(name, given, f"{self.source.project} reads it only together with {needed}")
-            if holds is None and (not given.line or self.decided.intersection(self._keys(name, told))):
+            if holds is None and (not given.line or self.decided.intersection(keys)):
                 return self._note(name, given, f"it counts only with {needed}, whose value only the run tells")
+            if (given.line or "if" in told) and not isinstance(given.value, Unread):
+                self.decided.update(keys)
             if "unless" in told and self._is_positive(told["unless"]):
                 if "open" not in told:
                     return self._note(name, given, f"{self.source.project} reads it only without {told['unless']}")
@@ -296,7 +298,6 @@ class _Translation:
             return self._note(name, given, f"{self.algorithm} has no setting {', '.join(strange)}")
         for key, value in settings.items():
             self._put({key: value}, _origin(name, given, self.source.project, key=key))
-            self.decided |= {key} if given.line else set()
         return None
 
     def _plain(self, name: str, given: Given, told: Entry, sizes: Sizes | None) -> None:
@@ -323,7 +324,6 @@ class _Translation:
             return self._of_others(name, given, told) if value else None
         if told.key in CADENCES:
             return self._cadence(name, replace(given, value=value), told, sizes)
-        self.decided |= {told.key} if given.line else set()
         return self._put({told.key: value}, _origin(name, given, self.source.project, told.note, told.key))
 
     def _of_others(self, name: str, given: Given, told: Ours) -> None:
