@@ -196,3 +196,4 @@ def test_free_disk_is_that_of_the_place_where_a_folder_would_be(tmp_path):
 def test_a_memory_behind_a_name_is_no_count(text: str):
     with pytest.raises(ConfigError):
         find_hardware(text)
+    assert [find_hardware(f"h100 {count}").count for count in (8, 16, 64)] == [8, 16, 64]

@@ -29,8 +29,8 @@ _COUNTED = (
 """`8xh100` or `8 h100`, though `80 gb` has no count; `h100x8` or `h100:8`, as schedulers write it."""
 _COUNTED_LAST = re.compile(r"(?P<name>.+?)[\s,_-]+(?P<count>\d+)")
 """`h100 8`. The number may also be a part of the name (`rtx 4090`) or the memory (`a100 80`)."""
-_LEAST_GIB = 16
-"""The least memory of a device in its name. A bare number behind a name is no count from here on: `v100 16`."""
+_MOST_BARE = 64
+"""A larger bare number behind a name is no count, but the memory of a variant that is not in the table: `h100 94`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +196,7 @@ def _readings(text: str) -> Iterator[tuple[str, int]]:
         if (found := form.fullmatch(text)) and found["count"] not in _names():
             yield _short(found["name"]), int(found["count"])
     found = _COUNTED_LAST.fullmatch(text)
-    if found and found["count"] not in _names() and int(found["count"]) < _LEAST_GIB:
+    if found and found["count"] not in _names() and int(found["count"]) <= _MOST_BARE:
         words = set(_words(found["name"])) | {found["count"]}
         if not any(words.issubset(_words(device.title)) for device in devices().values()):
             yield _short(found["name"]), int(found["count"])
