@@ -19,6 +19,7 @@ from posttrain.lab.experiments.sweep.page import knob_chart, knobs_of, render
 from posttrain.lab.experiments.sweep.results import SweepResult, best_of
 from posttrain.lab.experiments.sweep.settings import SweepSettings
 from posttrain.lab.experiments.sweep.study import TrialRecord
+from posttrain.report.spans import Span, show_span
 from posttrain.tasks.demo import demo_config
 
 pytest.importorskip("optuna", reason="the extra `sweep` is not installed")
@@ -217,9 +218,12 @@ def test_the_sentences_claim_no_more_than_the_interval_and_name_the_bias_of_choo
     [("score", 0.0, True), ("score", 5.0, False), ("loss", 5.0, True), ("loss", 0.0, False)],
 )
 def test_the_score_before_training_stands_beside_the_best(measure, untrained, improved):
-    said = replace(result(trials_with_an_edge()), measure=measure, untrained=untrained).sentences()[1]
-    assert said.startswith(f"Before training, its model has {untrained:.4g}")
-    assert ("has not improved it" not in said) == improved
+    before = Span(untrained, untrained - 1, untrained + 1, 8)
+    found = replace(result(trials_with_an_edge()), measure=measure, untrained=before)
+    said = found.sentences()[1]
+    assert said.startswith(f"Before training, its model has {show_span(measure, before)}")
+    assert ("no better" not in said) == improved
+    assert found.to_json()["untrained"] == untrained
 
 
 def test_a_best_one_that_loses_more_runs_is_not_called_better_whatever_lost_them():

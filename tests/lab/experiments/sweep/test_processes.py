@@ -63,6 +63,11 @@ def test_killed_at_any_moment_and_started_again_no_trial_is_lost(place):
     found = json.loads(out)
     assert [trial["number"] for trial in found["trials"]] == list(range(5)), err
     assert found["trials"][0]["is_default"]
+    best_run = place / "out" / "trials" / f"trial-{found['best']['number']:03d}"
+    assert (
+        found["untrained"]
+        == json.loads((best_run / "evaluation.json").read_text())["baseline"]["greedy"]["score"]["mean"]
+    )
     assert not any(trial["outcome"] == "running" for trial in found["trials"])
     alone = [trial for trial in found["trials"] if trial["values"]["sampling.group_size"] == 1]
     assert all(trial["outcome"] == "failed" and "at least 2" in trial["reason"] for trial in alone)

@@ -145,7 +145,7 @@ def _result(study: Study, settings: SweepSettings, folder: Path, notes: tuple[st
         fresh_rows=data.eval is None,
         notes=notes,
         not_comparable=odd,
-        untrained=None if before is None else before.mean,
+        untrained=before,
     )
 
 

@@ -15,6 +15,7 @@ from posttrain.lab.experiments.sweep.confirm import Confirmation
 from posttrain.lab.experiments.sweep.settings import SweepSettings
 from posttrain.lab.experiments.sweep.study import TrialRecord
 from posttrain.lab.experiments.sweep.trials import goodness
+from posttrain.report.spans import Span, show_span
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class SweepResult:
     notes: tuple[str, ...] = ()
     not_comparable: str = ""
     """Which trials measured other held-out rows or tokens than others. Then none is the best."""
-    untrained: float | None = None
+    untrained: Span | None = None
     """The held-out score of the best trial's model before training, on the same rows."""
 
     @property
@@ -76,9 +77,10 @@ class SweepResult:
         """The score before training. Without it, the best of many runs that spoil the model looks like a success."""
         if self.best is None or self.best.score is None or self.untrained is None:
             return ""
-        gain = goodness(self.measure, self.best.score) - goodness(self.measure, self.untrained)
-        told = "" if gain > 0 else ": the best trial has not improved it"
-        return f"Before training, its model has {self.untrained:.4g}{told}."
+        before = self.untrained
+        gain = goodness(self.measure, self.best.score) - goodness(self.measure, before.mean)
+        told = "" if gain > 0 else ": the best trial is no better"
+        return f"Before training, its model has {show_span(self.measure, before)}{told}."
 
     def _held(self) -> str:
         if self.best is not None and self.best.is_default:
@@ -144,6 +146,7 @@ class SweepResult:
             "default": self.settings.default,
             "counts": self.counts,
             "best": None if self.best is None else asdict(self.best),
+            "untrained": None if self.untrained is None else self.untrained.mean,
             "trials": [asdict(trial) for trial in self.trials],
             "importance": dict(self.importance),
             "boundaries": [boundary.to_json() for boundary in self.boundaries],
