@@ -12,11 +12,13 @@ import json
 import math
 import operator
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,12 +27,15 @@ from posttrain.rewards.load import Target, load, resolve, suggestion
 
 if TYPE_CHECKING:
     from posttrain.data.prompts import Renderer
+    from posttrain.types import Completion
 
 BUILTINS = ("calculator", "python", "search:FOLDER")
 """Names of the built-in tools: arithmetic; a program in the sandbox; full-text search."""
 _READY = "posttrain.episodes.ready"
 UNKNOWN = "unknown"
 """Replaces the name of a tool that does not exist: a name that a model makes up is not shown to anybody."""
+ENOUGH_CALLS = 8
+"""Number of failed calls from which a tool is reported if no call succeeded. Fewer may be mistakes of the model."""
 MOST_EXPRESSION, MOST_DIGITS = 200, 400
 """Maximum characters of an expression, and maximum digits of a power and of a number's exponent."""
 PRECISION = 50
@@ -47,6 +52,27 @@ class Tool(Target):
         """Return the function. ConfigError if it cannot be imported or made."""
         found = load(self)
         return found if self.settings is None else found(**self.settings)
+
+
+class Calls(NamedTuple):
+    """What became of the calls of one tool."""
+
+    made: int
+    failed: int
+    result: str
+    """The first line of the first result."""
+
+
+def calls_of(completions: Iterable[Completion]) -> dict[str, Calls]:
+    """Return the calls of each tool in trajectories whose environment did not fail."""
+    episodes = [one.episode for one in completions if one.episode is not None and not one.episode.failure]
+    made = Counter(name for episode in episodes for name in episode.calls)
+    failed = Counter(name for episode in episodes for name in episode.errors)
+    results: dict[str, str] = {}
+    for message in chain.from_iterable(episode.messages for episode in episodes):
+        if message.get("name") in made:
+            results.setdefault(message["name"], str(message["content"]).partition("\n")[0][:200])
+    return {name: Calls(count, failed[name], results.get(name, "")) for name, count in made.items()}
 
 
 def find_tool(text: str, folder: Path | None = None) -> Tool:

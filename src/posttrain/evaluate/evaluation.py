@@ -101,6 +101,8 @@ class Evaluation:
     """`RewardSet.verifiers`: the rewards that decide which answers are right. None if nobody knows."""
     errors: tuple[str, ...] = ()
     """Error messages of the rewards, each once."""
+    tools: tuple[str, ...] = ()
+    """What was wrong with the tools whose calls all failed."""
     records: tuple[Record, ...] = field(default=(), repr=False, compare=False)
     """The answers themselves; not part of `to_json`, see `write_answers`."""
     before: Evaluation | None = field(default=None, repr=False, compare=False)
@@ -146,6 +148,7 @@ class Evaluation:
             "score_range": [_finite(edge) for edge in self.score_range],
             "verifiers": None if self.verifiers is None else list(self.verifiers),
             "errors": list(self.errors),
+            **({"tools": list(self.tools)} if self.tools else {}),
             **self._compared(),
         }
 
@@ -190,6 +193,7 @@ class Evaluation:
             score_range=(_number(data["score_range"][0]), _number(data["score_range"][1])),
             verifiers=None if (found := data.get("verifiers", [])) is None else tuple(map(str, found)),
             errors=tuple(data["errors"]),
+            tools=tuple(map(str, data.get("tools", ()))),
         )
 
     def write_answers(self, path: Path | str, write: Write = write_atomically) -> Path:
@@ -278,7 +282,8 @@ class Evaluation:
         else:
             text += " answer each"
         text += f"; mean length {self.mean_length:.1f} tokens, {self.truncated:.1%} truncated"
-        return text + (f"; {self.unscored} answers could not be scored and are left out" if self.unscored else "")
+        text += f"; {self.unscored} answers could not be scored and are left out" if self.unscored else ""
+        return "; ".join((text, *self.tools))
 
 
 def _record(saved: Mapping[str, Any]) -> Record:

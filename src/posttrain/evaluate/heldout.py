@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from posttrain.episodes.tools import ENOUGH_CALLS, UNKNOWN, calls_of
 from posttrain.evaluate.evaluation import Answer, Evaluation, Record, bounds_of
 from posttrain.evaluate.votes import Extract, Vote, by_text, normalise, vote_for
 from posttrain.functional.estimators import majority_at_k, pass_at_k, powers_of_two
@@ -79,6 +80,7 @@ def evaluate_sampler(
         seed=seed,
         verifiers=reward_set.verifiers,
         errors=[str(failure) for judged in (scores, check_scores) if judged for failure in judged.failures],
+        tools=_failing_tools(chain.from_iterable(groups)),
         judgements=[judgement for judged in (scores, check_scores) if judged for judgement in judged.judgements],
     )
 
@@ -94,6 +96,7 @@ def summarise(
     seed: int,
     verifiers: tuple[str, ...] | None = (),
     errors: Iterable[str] = (),
+    tools: Iterable[str] = (),
     judgements: Iterable[Judgement] = (),
 ) -> Evaluation:
     """Summarise scored answers. Values are averaged within each problem first, then over problems (RULE 51)."""
@@ -126,6 +129,7 @@ def summarise(
         score_range=(min(totals), max(totals)) if totals else (math.nan, math.nan),
         verifiers=verifiers,
         errors=tuple(dict.fromkeys(errors)),
+        tools=tuple(tools),
         records=tuple(records),
         judgements=tuple(judgements),
     )
@@ -171,6 +175,13 @@ def _answers(
         )
 
     return [[answer(p, g, completion) for g, completion in enumerate(group)] for p, group in enumerate(groups)]
+
+
+def _failing_tools(completions: Iterable[Completion]) -> Iterator[str]:
+    """Say which tools failed in every call, if the calls are enough to blame the tool."""
+    for name, calls in calls_of(completions).items():
+        if calls.failed == calls.made >= ENOUGH_CALLS and name != UNKNOWN:
+            yield f"all {calls.made} calls of {name} failed: {calls.result}"
 
 
 def _pass(answers: Sequence[Answer], k: int) -> float:

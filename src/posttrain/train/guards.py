@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch
 from torch import Tensor
 
-from posttrain.episodes.tools import UNKNOWN
+from posttrain.episodes.tools import ENOUGH_CALLS, UNKNOWN, calls_of
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import RowName, StepData
 from posttrain.experience.group import completions_of
 from posttrain.functional.baselines import has_signal
 from posttrain.rewards.scores import ENVIRONMENT, OF_ENVIRONMENT, Failure
-from posttrain.types import Batch, Completion, Episode, Experience, Outputs
+from posttrain.types import Batch, Completion, Experience, Outputs
 
 if TYPE_CHECKING:
     from posttrain.config import RunConfig
@@ -32,8 +32,6 @@ SaveRows = Callable[[int, Sequence[Mapping[str, Any]]], Path]
 """Saves the offending rows of a step and returns the path; `RunStore.evidence` is one."""
 
 _SAVED_ROWS = 16
-_FAILED_CALLS = 8
-"""Number of failed calls in a row from which a tool is reported. Fewer may be mistakes of the model."""
 
 
 # --- numbers that are not finite -------------------------------------------------------------------------------------
@@ -421,18 +419,14 @@ class FailingTools:
 
     def observe(self, step: int, completions: Sequence[Completion]) -> str | None:
         """Warn once of each tool whose last calls all failed, if they are enough to blame the tool."""
-        episodes = [one.episode for one in completions if one.episode is not None and not one.episode.failure]
-        calls = Counter(name for episode in episodes for name in episode.calls)
-        errors = Counter(name for episode in episodes for name in episode.errors)
-        for name, count in calls.items():
-            self.failed[name] = self.failed.get(name, 0) + count if errors[name] == count else 0
-        broken = [name for name in calls if self.failed[name] >= _FAILED_CALLS and name not in (*self.warned, UNKNOWN)]
+        called = calls_of(completions)
+        for name, calls in called.items():
+            self.failed[name] = self.failed.get(name, 0) + calls.made if calls.failed == calls.made else 0
+        broken = [name for name in called if self.failed[name] >= ENOUGH_CALLS and name not in (*self.warned, UNKNOWN)]
         self.warned += broken
         if not broken:
             return None
-        found = [
-            f"the last {self.failed[name]} calls of {name} all failed: {_result(name, episodes)}" for name in broken
-        ]
+        found = [f"the last {self.failed[name]} calls of {name} all failed: {called[name].result}" for name in broken]
         return (
             f"step {step}: {'; '.join(found)}. The model gets errors as results, and learns not to call the tool. "
             "Correct the tool, or show the model how to call it; `posttrain reward test` tries the tools of a config"
@@ -443,12 +437,6 @@ class FailingTools:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.failed, self.warned = dict(state["failed"]), list(state["warned"])
-
-
-def _result(tool: str, episodes: Sequence[Episode]) -> str:
-    """Return the first line of the first result of a tool."""
-    results = (str(one["content"]) for episode in episodes for one in episode.messages if one.get("name") == tool)
-    return next(results, "").partition("\n")[0][:200]
 
 
 @dataclass(frozen=True, kw_only=True)
