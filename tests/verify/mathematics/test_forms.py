@@ -191,6 +191,8 @@ def test_a_unit_is_read_in_every_form(unit):
         (r"\ \mu\text{m}", r"\ \mathrm{\mu m}", r"\ \text{µm}", r"\text{ micrometers}"),
         (r"\ \text{J/(kg·K)}", r"\ \mathrm{J\,kg^{-1}\,K^{-1}}", r"\ \frac{\text{J}}{\text{kg}\cdot\text{K}}"),
         (r"\ \text{m/s}^2", r"\ \text{meters per second squared}", r"\text{ m/s²}"),
+        (r"\text{ miles per hour}", " miles per hour", " miles/hour", " mph", r"\text{ mph}", r"\ \text{mi}/\text{h}"),
+        (" kilometers per hour", " km per hour", r"\text{ km/h}", " kph", r"\ \mathrm{km\,h^{-1}}"),
         (r"\text{ square centimeters}", r"\text{ cm}^2", r"\text{ sq. cm}", r"\ \mathrm{cm^2}"),
     ],
 )  # fmt: skip
@@ -216,6 +218,7 @@ def test_variables_are_no_units():
     ):
         assert paid("5", answer) == [], answer
         assert split_unit(answer) is None or "Omega" in answer
+    assert paid("5", "5 per", "5 per cent") == []
     assert paid(r"5\pi", r"5\pi\ \text{cm}") == [r"5\pi\ \text{cm}"]
 
 

@@ -21,7 +21,7 @@ from posttrain.verify.mathematics.regions import united
 from posttrain.verify.mathematics.statements import QUANTITIES, UNDONE, Statements, result_of
 from posttrain.verify.mathematics.structure import NotAnExpression, closing_of, spelled, split
 from posttrain.verify.mathematics.tokens import Token, tokenise
-from posttrain.verify.mathematics.units import UNITS, split_unit
+from posttrain.verify.mathematics.units import measured, split_unit
 from posttrain.verify.mathematics.values import (
     Bracket,
     Equation,
@@ -66,7 +66,7 @@ def parse(text: str, options: Options, *, gold: bool = False) -> Value:
     if fraction:
         return _plain_fraction(fraction)
     measure = _MEASURE.fullmatch(text)
-    if measure and (unit := UNITS.get(measure[3]) or UNITS.get(measure[3].removesuffix("s"))):
+    if measure and (unit := measured(measure[3])):
         sign, digits = measure[1], measure[2]
         return Value(f"{sign}{digits}{measure[3]}", Number(-int(digits) if sign else int(digits)), unit)
     text = _PER_CENT.sub("percent", without_label(text))

@@ -17,6 +17,8 @@ from posttrain.verify.mathematics.tokens import Token, fold
 
 _DATA = json.loads((Path(__file__).parent / "units.json").read_text(encoding="utf-8"))
 UNITS: dict[str, str] = {spelling: unit for unit, others in _DATA["units"].items() for spelling in (unit, *others)}
+_PRODUCTS: dict[str, dict[str, int]] = _DATA["products"]
+"""Units with one name that are products of others: miles per hour."""
 MULTIPLES: dict[str, int] = _DATA["multiples"]
 """Words that multiply the number before them: `1 million`."""
 _NOT_NOUNS = frozenset(_DATA["not_nouns"])
@@ -73,12 +75,12 @@ def split_unit(text: str) -> tuple[str, str] | None:
     Italic letters are variables: `5\frac{m}{s}` has no unit, `5\frac{\text{m}}{\text{s}}` has.
     """
     if si := _SI.fullmatch(text.strip()):
-        unit = _measure(_without_commands(si[2]))
+        unit = measured(_without_commands(si[2]))
         return None if unit is None else (si[1], unit)
     text = fold(text)
     for start in _START.finditer(text):
         place = start.start()
-        if place and (plain := _upright(text[place:])) and (unit := _measure(plain)):
+        if place and (plain := _upright(text[place:])) and (unit := measured(plain)):
             return _SPACE_AT_END.sub("", text[:place]), unit
     return None
 
@@ -100,11 +102,11 @@ def _without_commands(text: str) -> str:
     return _UPRIGHT.sub(r"\1", _UPRIGHT.sub(r"\1", text))
 
 
-def _measure(plain: str) -> str | None:
+def measured(plain: str) -> str | None:
     """The normal form of a product of units; None for any other text. Units after "/" or "per" are in the denominator.
 
-    >>> _measure("J/(kg·K)"), _measure("square meters"), _measure("m per second squared"), _measure("eggs")
-    ('J K^-1 kg^-1', 'm^2', 'm s^-2', None)
+    >>> [measured(text) for text in ("J/(kg·K)", "square meters", "m per second squared", "mph", "eggs")]
+    ['J K^-1 kg^-1', 'm^2', 'm s^-2', 'mi h^-1', None]
     """
     powers: dict[str, int] = {}
     sign, raised, last, place = 1, 1, "", 0
@@ -117,7 +119,7 @@ def _measure(plain: str) -> str | None:
         word = factor["word"]
         if factor["below"] or word == "per":
             sign = -1
-        elif word in ("squared", "cubed") and last:
+        elif word in ("squared", "cubed") and last in powers:
             powers[last] *= _POWERS[word]
         elif word and word.lower() in _POWERS:
             raised = _POWERS[word.lower()]
@@ -125,7 +127,8 @@ def _measure(plain: str) -> str | None:
             if (unit := _unit(word)) is None:
                 return None
             last = unit
-            powers[unit] = powers.get(unit, 0) + sign * raised * int(factor["power"] or 1)
+            for part, power in _PRODUCTS.get(unit, {unit: 1}).items():
+                powers[part] = powers.get(part, 0) + power * sign * raised * int(factor["power"] or 1)
             raised = 1
     if "degree" in powers and (temperature := powers.keys() & {"°C", "°F"}):  # degrees Celsius
         return next(iter(temperature)) if len(powers) == 2 else None
@@ -151,7 +154,7 @@ def _unit(word: str) -> str | None:
 
 def spelled_unit(tokens: Sequence[Token]) -> str | None:
     """The normal form of a number's unit or counted noun; None if the tokens are neither."""
-    if (unit := _measure(" ".join(token.text for token in tokens))) is not None:
+    if (unit := measured(" ".join(token.text for token in tokens))) is not None:
         return unit
     words = [token.text for token in tokens if token.text not in (".", "-")]
     if words and _IS_FRACTION.fullmatch(words[-1].lower()):
