@@ -217,6 +217,13 @@ def test_with_one_answer_per_prompt_the_answers_of_the_step_are_compared():
         guard.observe(2, torch.zeros(3, 1), scored_PG)
 
 
+def test_rewards_of_tokens_that_differ_are_signal_even_if_their_sums_do_not():
+    guard = NoSignal(steps=1)
+    assert guard.observe(1, ZEROS + 1, ALL, torch.tensor([0.0, 1.0, 1.0, 0.0])) is None
+    with pytest.raises(GuardStop, match="all 8 answers got reward 0"):
+        guard.observe(2, ZEROS, ALL, torch.zeros(4))
+
+
 # --- no gradient ----------------------------------------------------------------------------------------------------
 
 
@@ -441,6 +448,19 @@ def test_the_warnings_of_all_guards_come_together(config):
     warnings = guards.observe(1, bad_step())
     assert ["cut at" in warnings[0], "all 4 answers got reward 0" in warnings[1]] == [True, True]
     assert guards.observe(2, bad_step()) == []
+
+
+def test_rewards_that_are_all_on_tokens_are_rewards(config):
+    """The rewards of whole completions are then 0, because those of tokens come in addition."""
+    step = bad_step()
+    assert isinstance(step.experience, Experience)
+    nothing = torch.zeros_like(step.experience.completion_mask_BT, dtype=torch.float32)
+    paid, unpaid = nothing.clone(), nothing
+    paid[1, int(step.experience.completion_mask_BT[1].nonzero()[0])] = 0.5
+    for token_rewards_BT, warned in ((paid, False), (unpaid, True)):
+        guards = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
+        rewarded = replace(step, experience=replace(step.experience, token_rewards_BT=token_rewards_BT))
+        assert any("answers got reward 0" in one for one in guards.observe(1, rewarded)) == warned
 
 
 def test_a_tool_that_fails_is_reported_whatever_the_run_learns_from(config):

@@ -180,15 +180,21 @@ class NoSignal:
     """Detects consecutive steps without a learning signal: all answers that are compared got equal rewards.
 
     If the algorithm compares the completions of one prompt, so does the guard. Otherwise it compares all completions of
-    the step: a critic or a batch mean also learns from differences between prompts.
+    the step: a critic or a batch mean also learns from differences between prompts. Rewards of single tokens teach
+    wherever they differ, even if their sums are equal.
     """
 
     def __init__(self, steps: int, *, within_groups: bool = True) -> None:
         self.steps, self.within_groups = steps, within_groups
         self._clear()
 
-    def observe(self, step: int, rewards_PG: Tensor, scored_PG: Tensor) -> str | None:
-        """Raise `GuardStop` at the last step of the streak; warn at its first."""
+    def observe(
+        self, step: int, rewards_PG: Tensor, scored_PG: Tensor, token_rewards_N: Tensor | None = None
+    ) -> str | None:
+        """Raise `GuardStop` at the last step of the streak; warn at its first. `rewards_PG` count those of tokens."""
+        if token_rewards_N is not None and len(token_rewards_N.unique()) > 1:
+            self._clear()
+            return None
         num_prompts, group_size = rewards_PG.shape
         group_size = group_size if self.within_groups else 1
         compared = (1, -1) if group_size == 1 else (num_prompts, group_size)
@@ -485,7 +491,10 @@ class Guards:
             experience = data.experience
             assert isinstance(experience, Experience)
             warnings.insert(0, self.unscored.observe(step, experience.scored_PG, data.failures))
-            warnings.append(self.no_signal.observe(step, experience.rewards_PG, experience.scored_PG))
+            of_tokens_BT = experience.token_rewards_BT
+            of_tokens_N = None if of_tokens_BT is None else of_tokens_BT[experience.scored_mask_BT]
+            rewards_PG, scored_PG = experience.total_rewards_PG, experience.scored_PG
+            warnings.append(self.no_signal.observe(step, rewards_PG, scored_PG, of_tokens_N))
             warnings.append(self.ignored.observe(step, completions))
         return [warning for warning in warnings if warning is not None]
 
