@@ -18,6 +18,7 @@ from tests.episodes.talkers import EOS, play, prompts, talker, tokenizer
 
 from posttrain.data.prompts import Renderer
 from posttrain.engines.local import LocalSampler
+from posttrain.episodes.agents.conduct import _command
 from posttrain.episodes.agents.setup import AgentSetup
 from posttrain.episodes.agents.turns import AgentScene
 from posttrain.episodes.episodes import Episodes
@@ -173,6 +174,12 @@ def test_a_program_reads_the_row_and_prints_the_reward():
     with agents(command=[sys.executable, str(HERE / "askers.py")]) as own:
         found = answers(own, prompts(2))
     assert {reward for reward, one in zip(rewards(found), found, strict=True) if not one.truncated} == {2.0}
+
+
+def test_a_separator_of_lines_inside_json_does_not_cut_the_last_line_of_a_program():
+    printed = 'text\\n{"reward": 0.5, "note": "one\\u2028line"}\\n'
+    code = f"import sys; sys.stdout.buffer.write('{printed}'.encode())"
+    assert _command([sys.executable, "-c", code], {}) == {"reward": 0.5, "note": "one\u2028line"}
 
 
 # --- limits ----------------------------------------------------------------------------------------------------------

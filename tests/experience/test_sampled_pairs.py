@@ -277,6 +277,20 @@ def test_the_file_is_preference_data_for_any_reader(first: Run):
     ]
 
 
+def test_separators_of_lines_in_prompts_and_answers_do_not_cut_the_files(folder, tmp_path):
+    """JSON leaves U+2028, U+2029 and U+0085 as they are, and str.splitlines() takes them for ends of lines."""
+    separators = "\u2028\u2029\x85"
+    changed = config(folder, "separators")
+    changed["model"]["path"] = str(tiny_model(tmp_path / "model", characters="aeioub" + separators))
+    changed["data"]["train"] = str(tmp_path / "prompts.jsonl")
+    prompts = [f"a{separator}{letter}e" for letter in "aeiou" for separator in separators for _ in range(3)]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    changed["train"]["steps"] = 1
+    rows = (train(changed).folder / "pairs.jsonl").read_text(encoding="utf-8").split("\n")
+    texts = [json.loads(line)["prompt"] + json.loads(line)["chosen"] for line in rows if line]
+    assert all(any(separator in text for text in texts) for separator in separators)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("steps", few([1, 12], 1))
 def test_a_second_round_starts_from_the_first_and_may_keep_its_pairs(folder, first: Run, steps: int):

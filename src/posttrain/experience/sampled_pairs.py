@@ -163,7 +163,7 @@ class Round:
             rows, found = self.make()
             write_durably(about, json.dumps(found).encode())
             write_durably(file, _lines(rows))
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        rows = [json.loads(line) for line in file.read_bytes().splitlines()]
         pairs = [sampled_pair(row, number) for number, row in enumerate(rows)]
         return pairs, [json.loads(about.read_bytes())]
 
@@ -198,7 +198,7 @@ class Round:
             if not file.exists():
                 write_durably(file, _lines(self.sample(prompts, number)))
                 self.say(f"answered {begin + len(prompts)} of {len(self.prompts)} prompts")
-            lines = file.read_text(encoding="utf-8").splitlines()
+            lines = file.read_bytes().splitlines()
             for prompt, line in zip(prompts, lines, strict=True):
                 yield _answers(prompt, json.loads(line))
 

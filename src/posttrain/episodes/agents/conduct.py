@@ -224,11 +224,11 @@ def _command(command: Sequence[str], row: Mapping[str, Any]) -> Any:
     if done.returncode:
         complaint = done.stderr.decode("utf-8", "replace").strip()[-LONGEST_COMPLAINT:]
         raise RuntimeError(f"{command[0]} ended with code {done.returncode}: {complaint}")
-    lines = done.stdout.decode("utf-8", "replace").strip().splitlines()
+    last = done.stdout.strip().rpartition(b"\n")[2].decode("utf-8", "replace")
     try:
-        return json.loads(lines[-1]) if lines else None
+        return json.loads(last) if last else None
     except ValueError:
-        raise ValueError(f"the last line of its output is not JSON: {lines[-1]!r:.200}") from None
+        raise ValueError(f"the last line of its output is not JSON: {last!r:.200}") from None
 
 
 def _worth(found: Any) -> dict[str, Any]:

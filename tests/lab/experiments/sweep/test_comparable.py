@@ -128,8 +128,9 @@ def write_run(folder: Path, evaluation, lengths=None, indices=None) -> None:
     if lengths is not None:
         (folder / "evaluations" / "baseline-scores.json").write_text(json.dumps({"tokens": lengths}))
     if indices is not None:
-        lines = (json.dumps({"index": index}) + "\n" for index in indices)
-        (folder / "evaluations" / "baseline.jsonl").write_text("".join(lines))
+        rows = ({"index": index, "prompt": "one line\u2028for JSON"} for index in indices)
+        lines = (json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        (folder / "evaluations" / "baseline.jsonl").write_text("".join(lines), encoding="utf-8")
 
 
 def trials_of(folder: Path, *runs) -> tuple[list[TrialRecord], dict[int, Path]]:

@@ -165,7 +165,7 @@ def measured(folder: Path) -> Measured | None:
 def _indices(file: Path) -> list[Any] | None:
     """Return the row of each answered prompt; None without a complete file."""
     with suppress(OSError, ValueError, AttributeError):
-        return [json.loads(line).get("index") for line in file.read_text(encoding="utf-8").splitlines() if line]
+        return [json.loads(line).get("index") for line in file.read_bytes().splitlines() if line]
     return None
 
 
