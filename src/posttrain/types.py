@@ -544,6 +544,9 @@ class Experience:
     """False if no reward could be computed. Such a completion is left out of the group statistics and the loss. If
     nothing was to be scored, all are True and all rewards NaN: only algorithms that read no rewards train on that."""
     truncated_PG: Tensor
+    drawn_PG: Tensor | None = None
+    """Number of sampled tokens of each completion, with those that are too old to be trained. None if there are no
+    such tokens."""
     versions_BT: Tensor | None = None
     """The policy version that sampled each token."""
     version: int | None = None
@@ -579,6 +582,7 @@ class Experience:
         greedy_rewards_P: Tensor | None = None,
         scored_PG: Tensor | None = None,
         truncated_PG: Tensor | None = None,
+        drawn_PG: Tensor | None = None,
         versions_BT: Tensor | None = None,
         version: int | None = None,
         tokens: Tokens | None = None,
@@ -601,6 +605,7 @@ class Experience:
             greedy_rewards_P=greedy_rewards_P,
             scored_PG=~rewards_PG.isnan() if scored_PG is None else scored_PG,
             truncated_PG=no_PG if truncated_PG is None else truncated_PG,
+            drawn_PG=drawn_PG,
             versions_BT=versions_BT,
             version=version,
             tokens=tokens,
@@ -617,6 +622,11 @@ class Experience:
 
     @property
     def lengths_PG(self) -> Tensor:
+        """Number of sampled tokens of each completion, in the dtype of the rewards. Rewards judge whole completions."""
+        return self.trained_PG if self.drawn_PG is None else self.drawn_PG.to(self.rewards_PG.dtype)
+
+    @property
+    def trained_PG(self) -> Tensor:
         """Number of trained tokens of each completion, in the dtype of the rewards."""
         return self.completion_mask_BT.sum(dim=-1).reshape(self.rewards_PG.shape).to(self.rewards_PG.dtype)
 

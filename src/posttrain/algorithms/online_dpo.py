@@ -69,7 +69,7 @@ class OnlineDPO(Algorithm):
         return experience.rewards_PG - self.missing_eos_penalty * experience.truncated_PG
 
     def compare(self, experience: Experience) -> Compared:
-        scores_PG, usable_PG = self.scores(experience), experience.scored_PG & (experience.lengths_PG > 0)
+        scores_PG, usable_PG = self.scores(experience), experience.scored_PG & (experience.trained_PG > 0)
         tokens, size = experience.tokens, experience.group_size
         same_PGG = None if tokens is None else same_answers(tokens.input_ids_BT, tokens.lengths_B, size)
         two = every_two(scores_PG) if self.pairs == "all" else best_against_worst(scores_PG, usable_PG, same_PGG)

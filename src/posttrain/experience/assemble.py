@@ -57,8 +57,10 @@ def assemble(
     completions = completions_of(groups)
     versions_BT = pad_rows([c.versions for c in completions], completion_mask_BT, dtype=torch.long)
     logprobs_BT = pad_rows([c.logprobs for c in completions], completion_mask_BT, dtype=torch.float32)
+    drawn_BT = completion_mask_BT
     if version is not None:
-        completion_mask_BT = completion_mask_BT & fresh(versions_BT, completion_mask_BT, version, max_lag)
+        completion_mask_BT = drawn_BT & fresh(versions_BT, drawn_BT, version, max_lag)
+    all_fresh = torch.equal(drawn_BT, completion_mask_BT)
     truncated_PG = torch.tensor([[c.truncated for c in group.completions] for group in groups], dtype=torch.bool)
     return Experience.from_rewards(
         torch.zeros(truncated_PG.shape),
@@ -66,6 +68,7 @@ def assemble(
         sampling_logprobs_BT=logprobs_BT,
         versions_BT=versions_BT,
         truncated_PG=truncated_PG,
+        drawn_PG=None if all_fresh else drawn_BT.sum(dim=-1).reshape(truncated_PG.shape),
         version=version,
         tokens=tokens,
     )

@@ -119,7 +119,7 @@ BASELINES = {
     "runner_up": Baseline(advantages=within_group(lambda r, scored, x: runner_up(r, scored)), group=2),
     "leave_one_out": Baseline(advantages=within_group(lambda r, scored, x: leave_one_out_mean(r, scored)), group=2),
     "length_weighted": Baseline(
-        advantages=within_group(lambda r, scored, x: length_weighted_mean(r, scored, x.lengths_PG)), group=2
+        advantages=within_group(lambda r, scored, x: length_weighted_mean(r, scored, x.trained_PG)), group=2
     ),
     "optimal_token": Baseline(
         advantages=optimal_token,
