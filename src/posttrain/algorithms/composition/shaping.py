@@ -48,7 +48,7 @@ def overlong(p: Values, x: Experience) -> Experience:
 
 
 def length_reward(p: Values, x: Experience) -> Tensor:
-    correct_PG = reaches(x.rewards_PG, p["correct_at"])
+    correct_PG = reaches(x.total_rewards_PG, p["correct_at"])
     return p["length_coef"] * kimi_length_reward(x.lengths_PG, correct_PG, x.scored_PG)
 
 
@@ -78,11 +78,11 @@ SHAPINGS = {
 
 
 def by_group(p: Values, x: Experience) -> Tensor:
-    return group_std(x.rewards_PG, x.scored_PG, population=p["population"]) + p["std_epsilon"]
+    return group_std(x.total_rewards_PG, x.scored_PG, population=p["population"]) + p["std_epsilon"]
 
 
 def by_batch(p: Values, x: Experience) -> Tensor:
-    return batch_std(x.rewards_PG, x.scored_PG, population=p["population"]) + p["std_epsilon"]
+    return batch_std(x.total_rewards_PG, x.scored_PG, population=p["population"]) + p["std_epsilon"]
 
 
 def by_mean_reward(p: Values, x: Experience) -> Tensor:
@@ -113,7 +113,7 @@ NORMALISATIONS = {
     "group_std": Normalisation(scale=by_group, reads=STD, group=2),
     "mean_reward": Normalisation(scale=by_mean_reward, reads={"std_epsilon": STD_EPSILON}, group=2),
     "batch_std": Normalisation(scale=by_batch, reads=STD),
-    "nonzero_share": Normalisation(scale=lambda p, x: nonzero_share(x.rewards_PG, x.scored_PG)),
+    "nonzero_share": Normalisation(scale=lambda p, x: nonzero_share(x.total_rewards_PG, x.scored_PG)),
     "per_reward": Normalisation(
         instead=each_reward, reads={"std_epsilon": STD_EPSILON}, needs=frozenset({"reward_components"}), group=2
     ),
