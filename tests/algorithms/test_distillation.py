@@ -100,6 +100,15 @@ def test_a_student_that_is_its_teacher_learns_nothing(t):
     assert (Distillation().advantages(experience) == 0).all()
 
 
+@pytest.mark.parametrize(("coef", "floor"), [(0.5, -4.0), (0.7, -2.1), (0.9, -3.3), (1.3, -7.7)])
+def test_a_floored_token_is_counted_whatever_the_rounding(coef, floor):
+    experience = one_row(torch.tensor([-0.5], dtype=torch.float32), torch.tensor([-torch.inf], dtype=torch.float32))
+    algorithm = Distillation(floor=floor, coef=coef)
+    outputs = Outputs(logprobs_BT=torch.tensor([[-0.5]]))
+    _, metrics = algorithm.loss(outputs, algorithm.to_batch(experience), Totals(tokens=1, sequences=1, rows=1))
+    assert float(metrics["teacher/floored_fraction"]) == 1.0
+
+
 def test_a_token_that_the_teacher_never_writes_counts_as_the_floor_and_is_counted():
     experience = one_row(torch.tensor([-0.5, -0.5]), torch.tensor([-torch.inf, -0.6]))
     algorithm = Distillation(floor=-4.0, coef=0.5)

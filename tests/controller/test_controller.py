@@ -486,6 +486,19 @@ def test_when_nobody_scores_the_run_ends():
     )
 
 
+@pytest.mark.parametrize(("event", "limit"), [(Scored, "max_voided"), (ScoringLost, "max_given_up")])
+def test_a_resumed_run_ends_where_the_other_would_have_ended(event, limit):
+    controller, commands = started(attempts=1, **{limit: 2})
+    answer(controller, commands)
+    how = {"trains": False} if event is Scored else {"cause": "killed"}
+    controller.handle(event(0, **how))
+    again = Controller.restored(controller.limits, json.loads(json.dumps(controller.state())))
+    again.handle(Published(0))
+    expected = controller.handle(event(1, **how))[-1]
+    assert isinstance(expected, Stop)
+    assert again.handle(event(1, **how))[-1] == expected
+
+
 def test_a_trainer_that_is_late_ends_the_run():
     for kind, told in {"publish": 1, "ask": 3, "train": 4}.items():
         controller = Controller(limits(), engines="a")

@@ -67,7 +67,7 @@ class Distillation(PolicyGradient):
             loss_BT = clipped_surrogate(ratio_BT, advantages_BT, self.clip_low, self.clip_high)
         mask_BT = batch.completion_mask_BT
         loss = token_mean(weighted(loss_BT, batch), mask_BT, totals.tokens)
-        floored_BT = advantages_BT <= self.coef * self.floor
+        floored_BT = advantages_BT <= self.coef * advantages_BT.new_tensor(self.floor)  # rounded as the advantages are
         metrics: Metrics = {"teacher/floored_fraction": mean_over(floored_BT.float(), mask_BT)}
         if batch.teacher_logprobs_BT is not None:
             kl_BT = k1(outputs.logprobs_BT, batch.teacher_logprobs_BT).clamp(max=-self.floor)

@@ -169,6 +169,8 @@ class Controller:
             "finished": sorted([*self._training, *self._finished]),
             "in_flight": [self._groups[number].saved(number) for number in sorted(self._groups) if number >= 0],
             "counts": dict(self.counts),
+            "voided": self._voided,
+            "given_up": self._given_up,
         }
 
     @classmethod
@@ -178,6 +180,7 @@ class Controller:
         controller._next_group = state["next_group"]
         controller._finished = sorted(state["finished"])
         controller.counts = Counter(state["counts"])
+        controller._voided, controller._given_up = state.get("voided", 0), state.get("given_up", 0)
         for saved in state["in_flight"]:
             group = GroupState.restored(saved["rows"])
             controller._enter(saved["group"], group, turns=limits.turns)
