@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from posttrain.data.dataset import examples_batch
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import StepData, name_completions, name_examples
 from posttrain.experience.group import groups_of
@@ -144,12 +145,14 @@ def test_rows_that_are_finite_alone_are_blamed_by_the_longest_gradient(guard, ba
         guard.observe_gradient(INF, batch, step=5, row_norm=lambda row: norms[int(row.row_ids_B[0])])
 
 
-def test_a_supervised_row_is_called_by_its_place_in_the_data(saved):
+def test_a_supervised_row_is_called_by_its_place_in_the_data_whichever_micro_batch_has_it():
     guard = NonFinite(lambda step, rows: Path("evidence"))
-    guard.watch(name_examples([Example(index=77, input_ids=(1, 2), completion_mask=(False, True))]))
-    batch = Batch(completion_mask_BT=torch.tensor([[False, True]]), groups_B=torch.tensor([0]))
-    with pytest.raises(NonFiniteError, match="worst row: row 77 of the data"):
-        guard.observe_loss(torch.tensor(NAN), Outputs(logprobs_BT=torch.tensor([[0.0, NAN]])), batch, step=1)
+    examples = [Example(index=row, input_ids=(1, 2), completion_mask=(False, True)) for row in (77, 78, 79)]
+    guard.watch(name_examples(examples))
+    micro = examples_batch(examples, pad_id=0).rows(torch.tensor([1, 2]))
+    outputs = Outputs(logprobs_BT=torch.tensor([[0.0, 0.0], [0.0, NAN]]))
+    with pytest.raises(NonFiniteError, match="worst row: row 79 of the data"):
+        guard.observe_loss(torch.tensor(NAN), outputs, micro, step=1)
 
 
 def test_a_whole_batch_of_nan_is_found_and_16_rows_are_kept(saved):

@@ -45,7 +45,7 @@ AS_IT_IS = Scale()
 def examples_batch(examples: Sequence[Example], pad_id: int) -> Batch:
     """Build the batch of supervised rows."""
     tokens, mask_BT = collate_examples(examples, pad_id)
-    return Batch(completion_mask_BT=mask_BT, groups_B=torch.arange(len(examples)), tokens=tokens)
+    return Batch.from_examples(mask_BT, tokens=tokens)
 
 
 def pairs_batch(pairs: Sequence[Pair], pad_id: int) -> Batch:
