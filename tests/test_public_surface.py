@@ -14,6 +14,7 @@ from tests.catalogue import catalogue
 
 import posttrain as pt
 from posttrain.algorithms import ALGORITHMS, DPO, GRPO, PPO
+from posttrain.evaluate.given import evaluate_given
 from posttrain.lab.advise.facts import Facts
 from posttrain.lab.experiments.compare.api import compare
 from posttrain.lab.experiments.sweep.api import sweep
@@ -90,7 +91,14 @@ def test_a_function_takes_what_is_promised(call, listed):
 
 
 @pytest.mark.parametrize(
-    ("shown", "called"), [(pt.compare, compare), (pt.sweep, sweep), (pt.plan, make_plan), (pt.replay, replay)]
+    ("shown", "called"),
+    [
+        (pt.compare, compare),
+        (pt.sweep, sweep),
+        (pt.plan, make_plan),
+        (pt.replay, replay),
+        (pt.evaluate_given, evaluate_given),
+    ],
 )
 def test_help_shows_the_arguments_and_defaults_of_the_function_behind(shown, called):
     def listed(function):

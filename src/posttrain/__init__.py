@@ -30,8 +30,10 @@ if TYPE_CHECKING:  # type checkers and editors see the functions in place of the
 
     from posttrain.config import RunConfig
     from posttrain.config.presets import presets as presets
+    from posttrain.data.forms import Kind
     from posttrain.evaluate.api import evaluate as evaluate
     from posttrain.evaluate.evaluation import Evaluation
+    from posttrain.evaluate.given import GivenEvaluation
     from posttrain.lab.advise.advisor import Advice
     from posttrain.lab.experiments.compare.api import Comparison
     from posttrain.lab.experiments.sweep.results import SweepResult
@@ -83,7 +85,7 @@ sources.MODELS |= {form: _tiny_model(form) for form in ("tiny", "tiny-moe", "tin
 CLUSTERS["ray"] = _RayCluster()
 
 __version__ = "0.1.0"
-__all__ = ["advise", "compare", "evaluate", "plan", "presets", "replay", "resume", "sweep", "train"]
+__all__ = ["advise", "compare", "evaluate", "evaluate_given", "plan", "presets", "replay", "resume", "sweep", "train"]
 
 
 def __getattr__(name: str) -> Any:
@@ -136,6 +138,16 @@ sys.modules["posttrain.train"].__class__, sys.modules["posttrain.evaluate"].__cl
 acceleration.register("posttrain.cpu")
 acceleration.register("posttrain.gpu", "cuda")
 wait_passively()
+
+
+def evaluate_given(
+    model: str | PathLike[str], data: str | None = None, *, kind: Kind | None = None, max_rows: int | None = None
+) -> GivenEvaluation:
+    """Measure a model on given answers: pair accuracy, AUC or loss; see `posttrain.evaluate.given.evaluate_given`."""
+    with uncollected():
+        from posttrain.evaluate.given import evaluate_given as measure
+
+    return measure(model, data, kind=kind, max_rows=max_rows)
 
 
 def resume(

@@ -410,6 +410,21 @@ def test_every_answer_of_an_evaluation_can_be_kept(posttrain, place):
     assert len((place / "answers.jsonl").read_text().splitlines()) >= 4
 
 
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(["-k", "2"], ["--temperature", "0.5"], ["--seed", "1"], ["--max-completion-length", "4"]),
+        *(["--answers", "answers.jsonl"], ["--prompt", "question"], ["--answer", "gold"]),
+        *(["--reward", "exact_match"], ["--check", "exact_match"], ["rollout.engine=vllm"]),
+    ],
+)
+def test_what_a_measurement_on_given_answers_would_ignore_is_refused(posttrain, place, option):
+    exit_code, _, err = posttrain("eval", "model", "--data", "eval.jsonl", "--as", "examples", *option)
+    assert exit_code == 2
+    assert "but a measurement on given answers samples nothing" in err
+    assert not (place / "answers.jsonl").exists()
+
+
 @pytest.mark.slow
 def test_a_demo_that_shows_no_improvement_says_so_on_stderr_and_exits_with_4(posttrain, monkeypatch):
     """Two steps are too few. Exit code 0 means that the demonstration shows an improvement."""

@@ -13,8 +13,9 @@ from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
+from posttrain import evaluate_given
 from posttrain.errors import ConfigError, ModelError
-from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
+from posttrain.evaluate.given import kind_named, learned_from_given
 
 
 @pytest.fixture(scope="module")
@@ -57,6 +58,8 @@ def run(folder: Path, algorithm: str, file: str, **settings: Any) -> pt.Run:
 def test_a_run_is_measured_again_as_it_measured_itself(folder, algorithm, data, names):
     trained = run(folder, algorithm, data)
     assert learned_from_given(trained.folder)
+    with pytest.raises(ConfigError, match=r"a run without rewards, .*\n.*evaluate_given\(run\)"):
+        pt.evaluate(trained.folder, k=3)
     again = evaluate_given(trained.folder).measured
     for name in names:
         assert again[name]["mean"] == pytest.approx(trained.evaluation["trained"][name]["mean"], abs=1e-4)

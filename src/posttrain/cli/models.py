@@ -67,7 +67,18 @@ def evaluate(
         from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
     model = _here(model)
     if kind is not None or (learned_from_given(model) and not reward and not check):
-        _refuse_servers(settings)
+        sampling = {
+            "--reward": reward,
+            "--check": check,
+            "--prompt": prompt,
+            "--answer": answer_column,
+            "--samples": samples,
+            "--temperature": temperature,
+            "--max-completion-length": max_completion_length,
+            "--seed": seed,
+            "--answers": answers,
+        }
+        _refuse_sampling([*(settings or []), *(name for name, value in sampling.items() if value is not None)])
         given = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
         return _answered(given, as_json=json)
     evaluation = evaluate_model(
@@ -125,13 +136,13 @@ def _rollout(settings: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _refuse_servers(settings: list[str] | None) -> None:
-    """Raise ConfigError for settings of an engine, because nothing is sampled."""
-    if settings:
+def _refuse_sampling(given: list[str]) -> None:
+    """Raise ConfigError for settings and options of sampled answers and their rewards, which would do nothing."""
+    if given:
         raise ConfigError(
-            given=f"{settings[0]}, but a measurement on given answers samples nothing",
-            allowed="settings of the section rollout, if answers are sampled",
-            fix=f"Leave {settings[0]} out.",
+            given=f"{', '.join(given)}, but a measurement on given answers samples nothing",
+            allowed="--data, --max-prompts, --as and --json",
+            fix="Leave the others out. To sample answers and score them, leave --as out, and give --reward and --data.",
         )
 
 

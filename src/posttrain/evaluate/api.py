@@ -147,6 +147,8 @@ def evaluate(
     `rollout` selects the engine that answers, like the section `rollout` of a config: this process, or servers. Servers
     prove their weights as in a run. A run that sampled with servers is evaluated with servers.
 
+    A run that learned from given answers, without rewards, is measured by `evaluate_given`.
+
     Raises `ConfigError`, `DataError`, `ModelError` or `EngineError`, which say what is missing or wrong.
     """
     model = _named_or_loaded(model)
@@ -169,6 +171,8 @@ def evaluate(
         **_Own(**_present({"seed": seed, "max_unscored": max_unscored})).model_dump(exclude_unset=True),
     )
     _check(subject, extract)
+    if own.folder is not None and not subject.rewards:
+        raise _measured_otherwise(own.folder)
     own_model = isinstance(model, LoadedModel)
     loaded = model if isinstance(model, LoadedModel) else _computing(load_model(subject.model), subject)
     found = _measure(subject, loaded, extract, own_model=own_model)
@@ -205,6 +209,15 @@ def _check(subject: Subject, extract: Any) -> None:
             allowed="a function from the text of an answer to what is voted on, or None",
             fix="For example extract=lambda text: text.split()[-1].",
         )
+
+
+def _measured_otherwise(run: Path) -> ConfigError:
+    """Return the error for a run that learned without rewards, if none are given either."""
+    return ConfigError(
+        given=f"{run}, a run without rewards, which learned from given answers",
+        allowed="a run with rewards, or rewards for its answers",
+        fix='Measure it as in the run, with evaluate_given(run), or give a reward: evaluate(run, data, "exact_match").',
+    )
 
 
 def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:
