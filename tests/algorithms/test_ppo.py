@@ -386,6 +386,21 @@ def test_rewards_of_tokens_enter_the_returns_of_ppo():
     assert batch.advantages_BT.tolist() == [pytest.approx([1.65, 1.05, 1.95])]
 
 
+def test_the_score_of_ppo_counts_rewards_of_tokens():
+    """s = clip(1.75 - 0.5, -1, 1) = 1, of which the tokens have -0.25: the last token gets 1.25 in addition."""
+    experience = dense(truncated_PG=torch.tensor([[True]]))
+    bounded = PPO(kl_coef=0.0, gae_lambda=1.0, whiten_advantages=False, score_clip=1.0, missing_eos_penalty=0.5)
+    batch = bounded.to_batch(experience)
+    assert batch.returns_BT is not None
+    assert batch.returns_BT.tolist() == [pytest.approx([1.0, 0.5, 1.5])]
+    outputs = Outputs(torch.zeros(1, 3), values_BT=torch.zeros(1, 3))
+    assert float(bounded.loss(outputs, batch, count_totals(batch))[1]["objective/scores"]) == pytest.approx(1.0)
+    composed = ComposedPolicyGradient(
+        baseline="none", normalisation="none", kl="none", shaping="score", score_clip=1.0, missing_eos_penalty=0.5
+    )
+    assert composed.advantages(experience).tolist() == [pytest.approx([1.0, 0.5, 1.5])]
+
+
 def test_rewards_of_tokens_enter_the_returns_of_reinforce_and_its_relatives():
     raw = REINFORCE(baseline="none").advantages(dense())
     assert raw.tolist() == [pytest.approx([1.75, 1.25, 2.25])]

@@ -28,10 +28,12 @@ GIVEN = {
     "old_logprobs_BT": torch.full((4, 3), -1.0),
     "squared_probs_BT": torch.tensor([0.5, 0.3, 0.4]).repeat(4, 1),
     "greedy_rewards_P": torch.tensor([0.5]),
+    "truncated_PG": torch.tensor([[True, False, False, False]]),
 }
 READ_BY = {
     "length": {"correct_at": 1.0},
     "budget": {"token_budget": 2},
+    "score": {"score_clip": 0.75, "missing_eos_penalty": 0.5},
     "soft_overlong": {"max_completion_length": 3, "overlong_buffer": 2},
 }
 DEAF = [name for name, a in VARIANTS.items() if isinstance(a, PolicyGradient) and not a.reads_token_rewards]

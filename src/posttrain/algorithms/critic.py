@@ -24,23 +24,31 @@ class KLController:
 
 
 def shaped_scores(rows: Batch, score_clip: float | None, missing_eos_penalty: float) -> Tensor:
-    """`[B]` reward of each completion, minus the penalty if it was cut before its EOS, clipped to ±score_clip."""
+    """`[B]` reward of each completion with those of its tokens, minus the penalty if it was cut before its EOS, clipped
+    to ±score_clip."""
     if rows.rewards_B is None:
         raise ConfigError(
             given="a batch without rewards; its returns cannot be computed",
             allowed="rewards_B, or returns_BT",
             fix="Build it with Batch.from_experience(experience).",
         )
+    total_B = rows.rewards_B if rows.token_rewards_BT is None else rows.rewards_B + _of_tokens(rows)
     if not missing_eos_penalty:
-        return clip_scores(rows.rewards_B, score_clip)
+        return clip_scores(total_B, score_clip)
     if rows.truncated_B is None:
         raise ConfigError(
             given="missing_eos_penalty > 0, but the batch does not say which completions were cut",
             allowed="truncated_B",
             fix="Build it with Batch.from_experience(experience), or set missing_eos_penalty = 0.",
         )
-    penalty_B = without_eos_penalty(rows.truncated_B.to(rows.rewards_B.dtype), missing_eos_penalty)
-    return clip_scores(rows.rewards_B + penalty_B, score_clip)
+    penalty_B = without_eos_penalty(rows.truncated_B.to(total_B.dtype), missing_eos_penalty)
+    return clip_scores(total_B + penalty_B, score_clip)
+
+
+def _of_tokens(rows: Batch) -> Tensor:
+    """`[B]` sum of the rewards of the trained tokens."""
+    assert rows.token_rewards_BT is not None
+    return masked(rows.token_rewards_BT, rows.completion_mask_BT).sum(dim=-1)
 
 
 def kl_before_update(rows: Batch, estimator: KLInReward) -> Tensor:
@@ -56,8 +64,12 @@ def kl_before_update(rows: Batch, estimator: KLInReward) -> Tensor:
 
 
 def token_rewards(rows: Batch, scores_B: Tensor, kl_coef: float, estimator: KLInReward) -> Tensor:
-    """`[B, T]` the score on the last trained token, minus kl_coef * KL on every token. If kl_coef is 0, read no KL."""
-    rewards_BT = place_on_last_token(scores_B, rows.completion_mask_BT, rows.token_rewards_BT)
+    """`[B, T]` the score on the last trained token, minus kl_coef * KL on every token. If kl_coef is 0, read no KL.
+
+    Rewards of tokens stay where they are, and the last token gets the rest of the score.
+    """
+    rest_B = scores_B if rows.token_rewards_BT is None else scores_B - _of_tokens(rows)
+    rewards_BT = place_on_last_token(rest_B, rows.completion_mask_BT, rows.token_rewards_BT)
     return rewards_BT - kl_coef * kl_before_update(rows, estimator) if kl_coef else rewards_BT
 
 
@@ -106,7 +118,8 @@ def value_term(outputs: Outputs, batch: Batch, returns_BT: Tensor, value_clip: f
 
 
 REWARD_METRICS = {
-    "objective/scores": "mean over the completions of the score, after missing_eos_penalty and score_clip",
+    "objective/scores": "mean over the completions of the score, with rewards of tokens, after missing_eos_penalty "
+    "and score_clip",
     "objective/kl": "mean over the completions of the sum over their tokens of k(old_logprobs, ref_logprobs), in nats "
     "per completion: the KL in the reward, before its weight",
 }

@@ -59,9 +59,9 @@ def within_budget(p: Values, x: Experience) -> Experience:
 
 
 def scores(p: Values, x: Experience) -> Experience:
-    truncated_PG = x.truncated_PG.to(x.rewards_PG.dtype)
-    fined_PG = x.rewards_PG + without_eos_penalty(truncated_PG, p["missing_eos_penalty"])
-    return replace(x, rewards_PG=clip_scores(fined_PG, p["score_clip"]))
+    total_PG, truncated_PG = x.total_rewards_PG, x.truncated_PG.to(x.rewards_PG.dtype)
+    shaped_PG = clip_scores(total_PG + without_eos_penalty(truncated_PG, p["missing_eos_penalty"]), p["score_clip"])
+    return replace(x, rewards_PG=x.rewards_PG + (shaped_PG - total_PG) if x.token_rewards_BT is not None else shaped_PG)
 
 
 SHAPINGS = {
