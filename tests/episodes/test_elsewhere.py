@@ -17,7 +17,7 @@ from tests.episodes.talkers import calling, talker
 
 import posttrain
 from posttrain.episodes.adapters import find_environment, opened
-from posttrain.episodes.adapters.gym import _held
+from posttrain.episodes.adapters.gym import _held, _plain
 from posttrain.episodes.conduct import Conduct
 from posttrain.errors import ConfigError
 from posttrain.tasks.catalogue import find_task
@@ -121,6 +121,21 @@ def test_where_the_action_stands_and_what_a_misread_turn_costs_are_settings():
     assert ("is not an action" in misread["messages"][0]["content"], misread["turn_reward"]) == (True, -0.5)
     assert "[F]HFH" in one.step(**said("I could go right. Move: down"))["messages"][0]["content"]
     assert one.finish() == {"reward": 0.0, "metrics": {"steps": 1.0}}
+
+
+def test_drawings_of_different_states_differ():
+    """Taxi marks passenger, destination and a full taxi by colours alone."""
+    taxi = pytest.importorskip("gymnasium").make("Taxi-v4", render_mode="ansi").unwrapped
+    drawn = set()
+    for taxi.s in range(500):
+        passenger, destination = list(taxi.decode(taxi.s))[2:]
+        if passenger == destination:
+            continue  # the game is over
+        drawn.add(_plain(taxi.render()))
+    assert len(drawn) == 400
+    taxi.s = taxi.encode(0, 0, 0, 1)
+    assert "[R blue yellow]" in _plain(taxi.render())
+    assert "[G magenta]" in _plain(taxi.render())
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,12 @@ def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callabl
     return type("Gymnasium", (FromGymnasium,), {"name": target.name})
 
 
+_CODE = re.compile(r"\x1b\[([0-9;]*)m")
+_COLOURED = re.compile(r"((?:\x1b\[(?!0m)[0-9;]+m)+)(.*?)(?:\x1b\[0m)+")
+"""Text between codes of a terminal's colours and the code that ends them."""
+_COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
+
+
 class FromGymnasium:
     """An environment of Gymnasium with our interface."""
 
@@ -139,9 +145,22 @@ def _held(match: re.Match[str]) -> str:
 
 
 def _plain(drawn: str) -> str:
-    """Return a rendering without terminal colours. A coloured letter marks the position and gets brackets instead."""
-    marked = re.sub(r"\x1b\[[0-9;]+m(.*?)\x1b\[0m", r"[\1]", drawn)
-    return re.sub(r"\x1b\[[0-9;]*m", "", marked).strip("\n")
+    """Return a rendering without terminal colours. Coloured text gets brackets instead, with the names of the colours
+    if the rendering has several: they may tell a passenger from a destination."""
+    several = len({code for codes, _ in _COLOURED.findall(drawn) for code in _CODE.findall(codes)}) > 1
+
+    def marked(found: re.Match[str]) -> str:
+        names = [_colour(code) for code in _CODE.findall(found[1])] if several else []
+        return f"[{' '.join([found[2], *names]).strip() if names else found[2]}]"
+
+    return _CODE.sub("", _COLOURED.sub(marked, drawn)).strip("\n")
+
+
+def _colour(code: str) -> str:
+    """Return the name of a colour, or its code if it has no name."""
+    numbers = [int(number) for number in code.split(";")]
+    named = [_COLOURS[number % 10] for number in numbers if number // 10 in (3, 4, 9, 10) and number % 10 < 8]
+    return named[0] if len(named) == 1 else code
 
 
 def _numbers(observation: Any) -> Any:
