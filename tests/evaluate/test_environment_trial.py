@@ -14,6 +14,7 @@ from posttrain.evaluate.environment_trial import audit_environment
 from posttrain.rewards.audit.finding import AuditReport
 
 WORLDS = '''
+import random
 import time
 
 
@@ -35,6 +36,13 @@ class Game:
 
     def reward(self):
         return self.pay
+
+
+class Coin(Game):
+    """It pays in some games, whatever is said."""
+
+    def reward(self):
+        return float(random.random() < 0.4)
 
 
 class Clock(Game):
@@ -154,6 +162,15 @@ def test_what_is_wrong_with_an_environment_is_named(folder, settings, check, sta
     report = audited(folder, **settings)
     assert (report[check].status, says in report[check].text) == (status, True)
     assert report.ok == (status != "fail")
+
+
+def test_each_game_has_a_seed_of_its_own(folder):
+    report = audited(folder, world="Coin")
+    share = report["nothing is given away"].measured
+    assert share is not None
+    assert 0 < share < 1
+    assert report["nothing is given away"].status == "fail"
+    assert report["environment repeats"].status == "ok"
 
 
 @pytest.mark.parametrize(

@@ -151,11 +151,12 @@ def try_environment(
     rows, turns = rows[:ROWS], min(TURNS, max_turns)
     silent, nonsense = [("", ())] * turns, [("I do not know.", ())] * turns
     has_environment = sessions.setup.environment is not None
-    games = [play(sessions, row, turns) for turns in (silent, nonsense) for row in rows] if has_environment else []
+    played = enumerate((row, turns) for turns in (silent, nonsense) for row in rows)
+    games = [play(sessions, row, turns, seed) for seed, (row, turns) in played] if has_environment else []
     calling = [play(sessions, row, [turn]) for turn in _callers(sessions.schemas) for row in rows[:2]]
     findings = []
     if has_environment:
-        again = [play(sessions, row, nonsense) for row in rows]
+        again = [play(sessions, row, nonsense, seed) for seed, row in enumerate(rows, len(rows))]
         findings += [
             _works(games, max_unscored),
             *([_ends(games, turns, max_turns)] if sessions.speaks else []),
