@@ -18,11 +18,12 @@ from posttrain.algorithms import PPO, DrGRPO
 from posttrain.algorithms.credit import ByTurn
 from posttrain.episodes.sessions import Sessions, Setup
 from posttrain.experience.assemble import experience_of
-from posttrain.experience.group import Group, groups_of
-from posttrain.experience.metrics import turn_metrics
+from posttrain.experience.group import Group, groups_of, scores_of
+from posttrain.experience.metrics import reason_metrics, turn_metrics
 from posttrain.functional.baselines import place_on_last_token
 from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.rewards.load import Target
+from posttrain.rewards.verifiers import environment
 from posttrain.train.advantages import without_truncated
 from posttrain.types import Completion, Episode, Experience, Prompt
 
@@ -123,6 +124,22 @@ def test_rewards_of_turns_stand_on_their_last_tokens():
         expected[completion.turn_ends[-1]] += episode.reward or 0.0
         assert placed_BT[row, start : start + len(completion.ids)].tolist() == pytest.approx(expected)
         assert experience.total_rewards_PG.flatten()[row].item() == pytest.approx(episode.total_reward)
+
+
+def test_each_trajectory_has_a_verdict_on_what_its_turns_earned_together():
+    asked, groups = of_pays()
+    own, _ = assembled(asked, groups, "environment")
+    scores = scores_of(own)
+    assert scores is not None
+    for group, verdicts in zip(own, scores.verdicts["environment"], strict=True):
+        for completion, verdict in zip(group.completions, verdicts, strict=True):
+            assert completion.episode is not None
+            expected = environment("", completion.episode.total_reward)
+            assert verdict is not None
+            assert verdict.reason == expected.reason
+            assert verdict.score == pytest.approx(expected.score)
+    shares = reason_metrics(scores.verdicts).values()
+    assert sum(float(share) for share in shares) == pytest.approx(1.0)
 
 
 def test_of_turns_that_earn_nothing_of_their_own_the_experience_is_the_usual_one():

@@ -70,7 +70,10 @@ class CallBatch:
             _value(self.component.label, outcome, row) if own is None else math.fsum(own)
             for outcome, row, own in zip(outcomes, rows, tokens or [None] * len(rows), strict=True)
         ]
-        verdicts = [_verdict(outcome, value) for outcome, value in zip(outcomes, values, strict=True)]
+        verdicts = [
+            self._of_sum(math.fsum(own)) if own is not None else _verdict(outcome, value)
+            for outcome, value, own in zip(outcomes, values, tokens or [None] * len(rows), strict=True)
+        ]
         failures: list[tuple[int, Failure]] = []
         for number, (outcome, verdict) in enumerate(zip(outcomes, verdicts, strict=True)):
             if (kind := _failure(outcome, verdict)) is not None:
@@ -97,6 +100,11 @@ class CallBatch:
         if self.component.builtin is not None and not isinstance(outcome.value, list):
             return None
         return _of_tokens(self.component.label, outcome, row)
+
+    def _of_sum(self, total: float) -> Verdict | None:
+        """The verdict on a completion whose tokens have numbers."""
+        builtin = self.component.builtin
+        return None if builtin is None or builtin.of_sum is None else builtin.of_sum(total)
 
     def _of_each(self, rows: Sequence[Row]) -> list[Outcome]:
         """The outcome of each row. One call may have answered for all rows."""

@@ -15,6 +15,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from posttrain.errors import ConfigError, DataError
@@ -121,6 +122,8 @@ class Builtin:
     """Default settings in a training run. They are stricter than the defaults of the function."""
     runner: Callable[[Mapping[str, Any]], Runner] | None = None
     """Makes, from the settings, a runner that judges in its own processes instead of a worker."""
+    of_sum: Callable[[float], Verdict] | None = None
+    """The verdict on the sum of a completion's numbers, if the function gives each token a number."""
     verifies: bool | None = None
     """Does a score of 1 mean that the answer is right? False: the score is about its form or length. None: it depends,
     as for an environment and for functions of users."""
@@ -212,7 +215,10 @@ BUILTINS: dict[str, Builtin] = {
 
 BY_TURN: Mapping[str, Builtin] = {
     "environment": Builtin(
-        function=environment_by_turn, target=f"{_HERE}:environment_by_turn", quick=environment_by_turn
+        function=environment_by_turn,
+        target=f"{_HERE}:environment_by_turn",
+        quick=environment_by_turn,
+        of_sum=partial(environment, ""),
     )
 }
 """Replacements for built-ins if each turn has its own reward."""
