@@ -312,6 +312,15 @@ def test_an_environment_is_tried_in_a_process_of_its_own_and_closed(opened, slee
     assert not lasting(sleepers)
 
 
+@pytest.mark.slow
+def test_an_environment_that_never_closes_is_tried_all_the_same(opened):
+    sessions = world("NeverCloses")
+    opened.append(sessions)
+    begun = time.monotonic()
+    sessions.start()
+    assert time.monotonic() - begun < 60, "not the 120 s that an import may take"
+
+
 @pytest.mark.parametrize(("what", "message"), [("a key", "keys must be str"), ("a value", "of type object")])
 def test_an_observation_that_no_message_can_hold_is_an_error(forked, what, message):
     sessions = world("Unportable")

@@ -306,6 +306,13 @@ class StartsWhenMade:
         Path(self.ended).write_text(str(os.getpid()))
 
 
+class NeverCloses:
+    def step(self, message: dict[str, Any]) -> None: ...
+
+    def close(self) -> None:
+        time.sleep(600)
+
+
 class Unportable:
     """Returns a value that cannot be sent to another process."""
 

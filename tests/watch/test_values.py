@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from tests.catalogue import few
@@ -16,6 +17,7 @@ from posttrain.rewards import Scores
 from posttrain.types import Completion, Prompt
 from posttrain.verify.verdict import Verdict
 from posttrain.watch import Alarm, Watch
+from posttrain.watch.answers import answer_metrics
 
 G, P, STEPS = 8, 12, 20
 few_seeds = pytest.mark.parametrize("seed", few(range(4), 0))
@@ -184,3 +186,16 @@ def test_one_value_is_one_however_it_is_written(seed):
             return (answer, True) if cheat else (found := guess("numbers", dice), found == gold)
 
         assert "concentration" in kinds(alarms_of(course("numbers", True, seed, cheats))), form
+
+
+@pytest.mark.parametrize(("prompts", "shared"), [([(1,), (2,), (3,)], 1.0), ([(1,), (1,), (1,)], 0.0)])
+def test_answers_to_one_prompt_in_many_rows_may_be_alike(prompts, shared):
+    """A game often has one prompt, and the best move is the best in all games."""
+    groups = [
+        replace(one, prompt=replace(one.prompt, ids=ids))
+        for one, ids in (
+            (group(row, "5", ["5"] * G, [True] * G, extracts=True), ids) for row, ids in enumerate(prompts)
+        )
+    ]
+    metrics = answer_metrics(groups)
+    assert (metrics["text/same_start"], metrics["text/same_end"]) == (shared, shared)

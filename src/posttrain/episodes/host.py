@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from posttrain.episodes.agents.conduct import AgentConduct
 
 _PR_SET_PDEATHSIG = 1
+MOST_CLOSING = 5.0
+"""Seconds that the environment which is only tried may take to close."""
 
 
 def main() -> None:
@@ -135,9 +137,15 @@ def _tried(
             allowed="settings that its __init__ takes",
             fix="Correct environment.settings.",
         ) from None
+    closing = threading.Thread(target=_closed, args=(conduct,), daemon=True)
+    closing.start()
+    closing.join(MOST_CLOSING)
+    return offers
+
+
+def _closed(conduct: Conduct) -> None:
     with suppress(Exception):  # in a run, `reset` comes before `close`
         conduct.close()
-    return offers
 
 
 def _in_a_fork(lifeline: int, function: Callable[[], Any]) -> Any:

@@ -40,7 +40,7 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
     places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.completions))]
     some = places[:: -(-len(places) // MOST_ANSWERS)] if places else []
     answers = [groups[p].completions[g] for p, g in some]
-    sources = [groups[p].prompt.index for p, _ in some]
+    sources = [(groups[p].prompt.ids, opening(groups[p].completions[g])) for p, g in some]
     drawn = [answer.drawn_ids for answer in answers]
     ratios = [distinct_ngrams(ids, 4) for ids in drawn if len(ids) >= 4]
     found = {
@@ -52,6 +52,11 @@ def answer_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "text/same_end": shared_share([(s, ids[-EDGE:]) for s, ids in zip(sources, drawn, strict=True)]),
     }
     return {name: value for name, value in found.items() if value == value}
+
+
+def opening(answer: Completion) -> str:
+    """The messages with which an environment replaced the prompt."""
+    return "" if answer.episode is None else str(answer.episode.opening)
 
 
 def length_correlation(groups: Sequence[Group]) -> float:
