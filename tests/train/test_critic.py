@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,13 @@ from tests.tiny import tiny_model, write_prompts
 from torch import nn
 
 import posttrain
-from posttrain.config import ModelConfig, TrainConfig
+from posttrain.config import ModelConfig, TrainConfig, load_config
 from posttrain.errors import CheckpointError, ConfigError, NonFiniteError
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
 from posttrain.store.checkpoint import load_state
 from posttrain.train.optimizer import CriticUpdates, Updater
 from posttrain.train.run import Run
+from posttrain.train.setup import Policy
 
 KINDS = {
     "separate": {},
@@ -112,6 +114,41 @@ def test_a_critic_starts_where_its_path_says(folder):
     run = train(folder, "from-reward-model", **settings)
     assert run.trainer.critic is not None
     assert (run.trainer.critic.head.weight == 0.125).all()
+
+
+SPREAD = ScoringFacts(mean=1.0, std=4.0, target_std=2.0)
+
+
+@pytest.mark.parametrize(
+    ("facts", "reward", "scale"),
+    [
+        (SPREAD, {"settings": {"normalize": True}, "weight": 0.5}, 0.25),
+        (SPREAD, {}, 2.0),
+        (ScoringFacts(), {"weight": 3.0}, 3.0),
+        (replace(SPREAD, link="logistic"), {"weight": 3.0}, 1.0),
+        (SPREAD, None, 1.0),
+    ],
+)
+def test_a_critic_from_a_reward_model_starts_in_the_units_of_its_reward(folder, tmp_path, facts, reward, scale):
+    """Half of (2 z - 1) / 4 changes by 0.25 with z; a logistic score follows no line, and other rewards have none."""
+    model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=5)
+    begun = score_head(model.model).weight.detach().clone()
+    save_reward_model(model, tmp_path / "scores", facts)
+    tree = {
+        "model": {"path": str(folder / "model"), "device": "cpu"},
+        "algorithm": "ppo",
+        "critic": {"path": str(tmp_path / "scores")},
+        "data": {"train": str(folder / "prompts.jsonl")},
+        "rewards": [
+            {"name": "exact_match"},
+            *([] if reward is None else [{"model": str(tmp_path / "scores"), **reward}]),
+        ],
+        "train": {"steps": 1},
+    }
+    config = load_config(tree).config
+    critic = Policy.of(config, config.algorithm.build(), tmp_path).critic
+    assert critic is not None
+    torch.testing.assert_close(critic.head.weight.detach(), scale * begun)
 
 
 def test_a_critic_that_reads_other_ids_is_refused(folder):

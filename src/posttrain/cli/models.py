@@ -49,9 +49,8 @@ def evaluate(
 ) -> int:
     """Score a model on held-out prompts: greedy, pass@k and majority vote, each with an interval.
 
-    A run folder supplies its data, rewards and settings. For a model, every option that you do not give has the default
-    of the config. A model that learned from given answers is measured as in its run: by pair accuracy, AUC or loss.
-    Use --as to measure any model that way.
+    A run folder supplies its data, rewards and settings. For a model, options have the defaults of the config. A run
+    that learned from given answers is measured as it was: by pair accuracy, AUC or loss. --as does so for any model.
 
     \b
     Examples:
@@ -67,20 +66,10 @@ def evaluate(
         from posttrain.evaluate.given import evaluate_given, kind_named, learned_from_given
     model = _here(model)
     if kind is not None or (learned_from_given(model) and not reward and not check):
-        sampling = {
-            "--reward": reward,
-            "--check": check,
-            "--prompt": prompt,
-            "--answer": answer_column,
-            "--samples": samples,
-            "--temperature": temperature,
-            "--max-completion-length": max_completion_length,
-            "--seed": seed,
-            "--answers": answers,
-        }
-        _refuse_sampling([*(settings or []), *(name for name, value in sampling.items() if value is not None)])
-        given = evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts)
-        return _answered(given, as_json=json)
+        judging = {"reward": reward, "check": check, "prompt": prompt, "answer": answer_column, "answers": answers}
+        sampling = {"temperature": temperature, "max_completion_length": max_completion_length, "seed": seed}
+        _refuse_sampling(settings, samples=samples, **judging, **sampling)
+        return _answered(evaluate_given(model, data, kind=kind_named(kind), max_rows=max_prompts), as_json=json)
     evaluation = evaluate_model(
         model,
         data,
@@ -136,11 +125,12 @@ def _rollout(settings: list[str] | None) -> dict[str, Any]:
     return found
 
 
-def _refuse_sampling(given: list[str]) -> None:
-    """Raise ConfigError for settings and options of sampled answers and their rewards, which would do nothing."""
-    if given:
+def _refuse_sampling(settings: list[str] | None, **options: Any) -> None:
+    """Raise ConfigError for settings and options of sampled answers and of rewards, which would do nothing."""
+    names = [f"--{name.replace('_', '-')}" for name, value in options.items() if value is not None]
+    if found := [*(settings or []), *names]:
         raise ConfigError(
-            given=f"{', '.join(given)}, but a measurement on given answers samples nothing",
+            given=f"{', '.join(found)}, but a measurement on given answers samples nothing",
             allowed="--data, --max-prompts, --as and --json",
             fix="Leave the others out. To sample answers and score them, leave --as out, and give --reward and --data.",
         )

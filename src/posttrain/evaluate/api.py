@@ -145,11 +145,8 @@ def evaluate(
         evaluate(folder, [{"prompt": "2 + 2 =", "answer": "4"}], my_reward, rollout={"engine": "vllm"})
 
     `rollout` selects the engine that answers, like the section `rollout` of a config: this process, or servers. Servers
-    prove their weights as in a run. A run that sampled with servers is evaluated with servers.
-
-    A run that learned from given answers, without rewards, is measured by `evaluate_given`.
-
-    Raises `ConfigError`, `DataError`, `ModelError` or `EngineError`, which say what is missing or wrong.
+    prove their weights as in a run. A run that sampled with servers is evaluated with servers. A run that learned from
+    given answers is measured by `evaluate_given`. Raises `ConfigError`, `DataError`, `ModelError` or `EngineError`.
     """
     model = _named_or_loaded(model)
     own = _subject(model)
@@ -171,8 +168,6 @@ def evaluate(
         **_Own(**_present({"seed": seed, "max_unscored": max_unscored})).model_dump(exclude_unset=True),
     )
     _check(subject, extract)
-    if own.folder is not None and not subject.rewards:
-        raise _measured_otherwise(own.folder)
     own_model = isinstance(model, LoadedModel)
     loaded = model if isinstance(model, LoadedModel) else _computing(load_model(subject.model), subject)
     found = _measure(subject, loaded, extract, own_model=own_model)
@@ -196,12 +191,20 @@ def _named_or_loaded(model: Any) -> str | PathLike[str] | ModelConfig | LoadedMo
 
 
 def _check(subject: Subject, extract: Any) -> None:
-    """Raise ConfigError if there is no data, or if `extract` is no function, before any model is loaded."""
+    """Raise ConfigError, before any model is loaded, for missing data, a run without rewards if none are given, and an
+    `extract` that is no function."""
     if subject.data is None or subject.rows is None:
         raise ConfigError(
             given=f"no data to evaluate {subject.model.path} on",
             allowed="data with prompts; only a run folder has its own",
             fix="Give held-out data: evaluate(model, data, rewards), or --data FILE.",
+        )
+    if subject.folder is not None and not subject.rewards:
+        raise ConfigError(
+            given=f"{subject.folder}, a run without rewards, which learned from given answers",
+            allowed="a run with rewards, or rewards for its answers",
+            fix="Measure it as in the run, with evaluate_given(run), or give a reward: "
+            'evaluate(run, data, "exact_match").',
         )
     if extract is not None and not callable(extract):
         raise ConfigError(
@@ -209,15 +212,6 @@ def _check(subject: Subject, extract: Any) -> None:
             allowed="a function from the text of an answer to what is voted on, or None",
             fix="For example extract=lambda text: text.split()[-1].",
         )
-
-
-def _measured_otherwise(run: Path) -> ConfigError:
-    """Return the error for a run that learned without rewards, if none are given either."""
-    return ConfigError(
-        given=f"{run}, a run without rewards, which learned from given answers",
-        allowed="a run with rewards, or rewards for its answers",
-        fix='Measure it as in the run, with evaluate_given(run), or give a reward: evaluate(run, data, "exact_match").',
-    )
 
 
 def _measure(subject: Subject, loaded: LoadedModel, extract: Extract | None, *, own_model: bool) -> Evaluation:

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from peft import PeftModel
 
 from posttrain.config import CriticConfig, ModelConfig
@@ -22,7 +23,7 @@ from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.models.reward_head import load_reward_model
-from posttrain.rewards.model import find_model
+from posttrain.rewards.model import facts_of, find_model, wants_normalized
 from posttrain.train.optimizer import CriticUpdates
 
 if TYPE_CHECKING:
@@ -77,6 +78,36 @@ def load_critic(
     if config.train.gradient_checkpointing:
         recompute_activations(scoring.model)
     return separate_critic(scoring)
+
+
+@torch.no_grad()
+def take_units(critic: Critic, config: RunConfig, folder: Path) -> None:
+    """Scale the head of a critic that begins as a reward model from that model's scores to the rewards of the run.
+
+    The reward normalises and weighs the score, and the head predicts the score itself. Its first values would be wrong
+    by that factor.
+    """
+    if (scale := scale_of(config, folder)) != 1.0:
+        critic.head.weight.mul_(scale)
+        if critic.head.bias is not None:
+            critic.head.bias.mul_(scale)
+
+
+def scale_of(config: RunConfig, folder: Path) -> float:
+    """Return the change of the run's reward per unit of the head of `critic.path`; 1 if no reward uses that model."""
+    path = None if config.critic is None else config.critic.path
+    if path is None:
+        return 1.0
+    place = find_model(path, folder)
+    facts = facts_of(place)
+    if facts.link != "identity":
+        return 1.0  # its scores follow no line
+    found = [
+        reward.weight * facts.target_std / ((facts.std or 1.0) if wants_normalized(reward.settings) else 1.0)
+        for reward in config.rewards
+        if reward.model is not None and find_model(reward.model, folder) == place
+    ]
+    return sum(found) if found else 1.0
 
 
 def critic_updates(config: RunConfig, critic: Critic | None) -> CriticUpdates | None:
