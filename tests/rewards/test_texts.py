@@ -72,8 +72,9 @@ def test_an_exact_match_may_overlook_what_is_declared():
     assert exact_match("the  Cat!", "Cat").score == 0
     assert exact_match("the  Cat!", "cat", normalize=SQUAD).reason == "correct"
     assert exact_match("cats", "cat", normalize=SQUAD).reason == "wrong"
-    with pytest.raises(DataError, match="nothing is left of the gold answer 'The'"):
-        exact_match("x", "The", normalize=SQUAD)
+    for completion in ("x", ""):
+        with pytest.raises(DataError, match="nothing is left of the gold answer 'The'"):
+            exact_match(completion, "The", normalize=SQUAD)
 
 
 @pytest.mark.parametrize("answer", [None, "", float("nan"), [], ["a", None], "the"])

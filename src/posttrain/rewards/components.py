@@ -159,7 +159,9 @@ class Component:
         if self.model is not None:
             return [{"prompt": row.prompt, "completion": row.completion} for row in rows]
         if self.judge is not None:
-            return [{"prompt": row.prompt, "completion": row.completion, "number": row.number} for row in rows]
+            return [
+                {"prompt": r.prompt, "completion": r.completion, "group": r.group, "number": r.number} for r in rows
+            ]
         if self.signature.batch:
             given = self._given(rows, "prompts", "completions") | self._gate_state(is_open)
             return [given | {name: list(columns[name]) for name in self.columns(columns)}]

@@ -132,7 +132,8 @@ class Scores:
 
     @staticmethod
     def joined(each: Sequence[Scores]) -> Scores:
-        """Join several records with the same components into one, in order."""
+        """Join several records with the same components into one, in order. Some labels are missing in the record of a
+        group without an answer to score, whose trajectories all failed."""
 
         def all_of(name: str, label: str, missing: Any = None) -> list[Any]:
             rows: list[Any] = []
@@ -140,16 +141,18 @@ class Scores:
                 rows += getattr(one, name).get(label) or [[missing] * len(row) for row in one.rewards_PG]
             return rows
 
-        with_reasons = [label for label in each[0].parts if any(label in one.verdicts for one in each)]
+        def labels_of(name: str) -> list[str]:
+            return [label for label in each[0].parts if any(label in getattr(one, name) for one in each)]
+
         return Scores(
             rewards_PG=[row for one in each for row in one.rewards_PG],
             scored_PG=[row for one in each for row in one.scored_PG],
             parts={label: all_of("parts", label) for label in each[0].parts},
-            verdicts={label: all_of("verdicts", label) for label in with_reasons},
-            tokens={label: all_of("tokens", label) for label in each[0].tokens},
-            is_open={label: all_of("is_open", label) for label in each[0].is_open},
+            verdicts={label: all_of("verdicts", label) for label in labels_of("verdicts")},
+            tokens={label: all_of("tokens", label) for label in labels_of("tokens")},
+            is_open={label: all_of("is_open", label) for label in labels_of("is_open")},
             failures=tuple(failure for one in each for failure in one.failures),
-            seconds={label: sum(one.seconds[label] for one in each) for label in each[0].seconds},
+            seconds={label: sum(one.seconds.get(label, 0.0) for one in each) for label in labels_of("seconds")},
             judgements=tuple(judgement for one in each for judgement in one.judgements),
         )
 

@@ -48,7 +48,9 @@ def exact_match(
     `extract` is a regular expression that finds the answer in the completion. Its last match counts, or the first group
     of that match if the expression has groups. Without a match there is no answer.
     """
-    gold = gold_text(answer)
+    gold = fuzzy.normalized(gold_text(answer), normalize)
+    if not gold:
+        raise DataError(given=f"nothing is left of the gold answer {answer!r} after {', '.join(normalize)}")
     found: str | None = completion
     if extract is not None:
         found = None
@@ -56,9 +58,7 @@ def exact_match(
             found = match[1] if match.re.groups else match[0]
     if found is None or not found.strip():
         return Verdict(0.0, "no_answer", detail="" if extract is None else "the pattern matches nowhere")
-    given, gold = fuzzy.normalized(found, normalize), fuzzy.normalized(gold, normalize)
-    if not gold:
-        raise DataError(given=f"nothing is left of the gold answer {answer!r} after {', '.join(normalize)}")
+    given = fuzzy.normalized(found, normalize)
     same = given.casefold() == gold.casefold() if ignore_case else given == gold
     return correct(same, given)
 

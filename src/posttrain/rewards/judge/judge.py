@@ -18,6 +18,8 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -85,7 +87,7 @@ class Judge:
         self._control()
 
     def __call__(self, calls: Sequence[Mapping[str, Any]]) -> Graded:
-        """One outcome per `{"prompt": Prompt, "completion": Completion, "number": int}`. A group begins at number 0.
+        """One outcome per `{"prompt": Prompt, "completion": Completion, "group": int, "number": int}`, group by group.
 
         The value is None if the mode does not apply: there is no other answer, or no text in the column.
         """
@@ -113,7 +115,7 @@ class Judge:
             for place, group in enumerate(groups)
             for task in self.mode.plan(place, group[0]["prompt"], [call["completion"].text for call in group], control)
         ]
-        judgements = self._judge(tasks, [group[0]["prompt"].index for group in groups])
+        judgements = self._judge(tasks, groups)
         shares = _by_completion(tasks, judgements)
         return [
             Graded(
@@ -126,18 +128,18 @@ class Judge:
             for place, group in enumerate(groups)
         ]
 
-    def _judge(self, tasks: Sequence[Task], prompts: Sequence[int]) -> list[Judgement]:
+    def _judge(self, tasks: Sequence[Task], groups: Sequence[Sequence[Mapping[str, Any]]]) -> list[Judgement]:
         replies = iter(self._ask([question for task in tasks for question in task.questions]))
         judgements = []
         for task in tasks:
-            own = tuple(next(replies) for _ in task.questions)
+            own, group = tuple(next(replies) for _ in task.questions), groups[task.place]
             score = self.mode.combine([reply.verdict for reply in own]) if own else task.score
             judgements.append(
                 Judgement(
                     label=self.label,
-                    prompt=prompts[task.place],
-                    completion=task.completion,
-                    opponent=task.opponent,
+                    prompt=group[0]["prompt"].index,
+                    completion=group[task.completion]["number"],
+                    opponent=None if task.opponent is None else group[task.opponent]["number"],
                     score=score,
                     note=task.note,
                     replies=own,
@@ -182,12 +184,8 @@ def _cache(setting: bool | str) -> Path | None:
 
 
 def _groups(calls: Sequence[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    groups: list[list[Mapping[str, Any]]] = []
-    for call in calls:
-        if call["number"] == 0:
-            groups.append([])
-        groups[-1].append(call)
-    return groups
+    """The calls of each group. Answers of a group may be missing, because their trajectories failed."""
+    return [list(group) for _, group in groupby(calls, key=itemgetter("group"))]
 
 
 def _once_more(question: Conversation, text: str, request: str) -> Conversation:
