@@ -321,3 +321,27 @@ def test_two_seeds_are_shown_as_two_dots_and_three_as_an_interval(tmp_path: Path
     for plot in (score_bars(three), difference_bars(three)):
         assert "whisker" in plot
         assert "<circle" not in plot
+
+
+def test_numbers_of_runs_that_did_not_finish_are_not_compared(tmp_path: Path):
+    """A maximum over the steps before a guard stopped the run is smaller than one over all steps."""
+    scores = {"a": [0.5, 0.52, 0.48], "b": [0.5, 0.53, 0.47], "stopped": [None] * 3, "once": [0.5, None, 0.5]}
+    compared(tmp_path, scores)
+    for path in tmp_path.glob("runs/*/metrics.jsonl"):  # numbers that vary between seeds and arms
+        text = path.read_text()
+        for name in ("memory/peak_rss_gb", "grad_norm"):
+            text = text.replace(f'"{name}": 1.0', f'"{name}": {1 + (sum(map(ord, path.parent.name)) % 7) / 10}')
+        path.write_text(text)
+    for pairs in conclude(tmp_path).to_json()["measure_pairs"].values():
+        counts = {(pair["first"], pair["second"]): pair["seeds"] for pair in pairs}
+        assert counts == {("a", "b"): 3, ("a", "once"): 2, ("b", "once"): 2}
+
+
+def test_pairs_with_lost_arms_do_not_cost_the_others_their_claims(tmp_path: Path):
+    scores = {"a": [0.5, 0.52, 0.48], "b": [0.52, 0.53, 0.47]}
+    alone = compared(tmp_path / "alone", scores).to_json()
+    beside = compared(tmp_path / "beside", {**scores, "lost": [None] * 3}).to_json()
+    assert beside["pairs"][0] == alone["pairs"][0]
+    assert {name: of[0] for name, of in beside["measure_pairs"].items()} == {
+        name: of[0] for name, of in alone["measure_pairs"].items()
+    }

@@ -196,7 +196,10 @@ def _are_same(first: Sequence[Outcome], second: Sequence[Outcome]) -> bool:
 
 
 def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, how: Measure) -> list[Pair]:
-    values = {arm: {run.seed: run.measures.get(name) for run in runs} for arm, runs in of.items()}
+    """Compare the arms by one number of their finished runs: a maximum over the steps before a guard stopped a run is
+    not one over all steps."""
+    finished = {arm: [run for run in runs if run.status == "finished"] for arm, runs in of.items()}
+    values = {arm: {run.seed: run.measures.get(name) for run in runs} for arm, runs in finished.items()}
     known = {arm: {seed: v for seed, v in found.items() if v is not None} for arm, found in values.items()}
     compare = ratio if how.as_ratio else paired
     found = {
@@ -212,21 +215,23 @@ def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, 
 def _without_luck(
     found: Mapping[tuple[str, str], Estimate], missed: Mapping[str, bool]
 ) -> Iterator[tuple[tuple[str, str], Estimate]]:
-    """Withhold p where the faster arm missed the target with some seed: only its lucky runs are compared."""
+    """Withhold p where the faster arm missed the target, or lost its run, with some seed: only its lucky runs are
+    compared."""
     for arms, one in found.items():
         faster = arms[0] if one.mean < 1 else arms[1]
         yield arms, one._replace(p=math.nan) if missed[faster] else one
 
 
 def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float, *, as_ratio: bool = False) -> list[Pair]:
-    adjusted = holm([estimate.p for estimate in found.values()])
+    p_values = [estimate.p for estimate in found.values()]
+    adjusted, tests = holm(p_values), sum(not math.isnan(p) for p in p_values)
     return [
         Pair(
             first=first,
             second=second,
             estimate=estimate,
             p=p,
-            smallest=smallest_seen(estimate, confidence, tests=len(found), as_ratio=as_ratio),
+            smallest=smallest_seen(estimate, confidence, tests=max(1, tests), as_ratio=as_ratio),
         )
         for ((first, second), estimate), p in zip(found.items(), adjusted, strict=True)
     ]

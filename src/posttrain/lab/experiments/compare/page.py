@@ -121,10 +121,10 @@ def _measures(found: Analysis) -> str:
         ]
     if not rows:
         return ""
-    lead = "Paired by seed. A × marks the ratio first / second; the other numbers are first minus second."
+    lead = "Finished runs, paired by seed. A × marks the ratio first / second; other numbers are first minus second."
     if found.design.target is not None:
         lead += " What it takes to the target is compared over the seeds with which both arms reached it. There is no "
-        lead += "p if the faster arm missed it with another seed."
+        lead += "p if the faster arm missed it, or lost its run, with another seed."
     head = ["number", "arms", "difference", _level(found), "p (Holm)", "seeds"]
     return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{table(head, rows)}'
 
