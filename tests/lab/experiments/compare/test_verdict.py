@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,23 @@ def test_a_collapsed_seed_is_named(tmp_path: Path):
     assert found.verdict[-1].startswith("1 of 3 runs of b collapsed (seed 1): they lost their abilities.")
     assert found.verdict[0].startswith("No difference can be claimed")  # one seed of three is far from the others
     assert found.to_json()["arms"]["b"]["collapsed"] == [1]
+
+
+@pytest.mark.parametrize(("marks", "collapsed"), [("right or wrong", ["up-and-down"]), ("fractions", ["fell"])])
+def test_collapses_are_counted_by_the_scores_that_are_compared(tmp_path: Path, marks: str, collapsed: list[str]):
+    """The rewards give fractions where the check gives marks, and the other way round."""
+    scores = {"fell": [0.4, 0.4], "up-and-down": [0.6, 0.6]}
+    compared(tmp_path, scores, before=0.6, base=BASE | {"check": [{"name": "exact_match"}]}, score="check")
+    for seed in range(2):
+        folder = run_folder(tmp_path, "up-and-down", seed)
+        shutil.rmtree(folder)
+        write_run(folder, seed, 0.2, before=0.2, middle=0.8)
+    for path in tmp_path.glob("runs/*/evaluation.json" if marks == "right or wrong" else "runs/*/evaluations/*.jsonl"):
+        text = path.read_text().replace('"score_range": [0.0', '"score_range": [-1.0')
+        path.write_text(text.replace('"right": 1.0', '"right": 0.9'))
+    found = conclude(tmp_path)
+    assert found.analysis.share == (marks == "right or wrong")
+    assert [arm.name for arm in found.analysis.arms if arm.collapsed] == collapsed
 
 
 def test_what_it_took_to_reach_the_target(tmp_path: Path):

@@ -13,7 +13,7 @@ from posttrain.config.text import redact
 from posttrain.lab.experiments.compare.design import Design
 from posttrain.lab.experiments.compare.estimates import Estimate, difference, holm, level, paired, ratio, smallest_seen
 from posttrain.lab.experiments.compare.measures import COST, STABILITY, TO_TARGET, Measure
-from posttrain.lab.experiments.compare.outcomes import Outcome, gave_the_same
+from posttrain.lab.experiments.compare.outcomes import Outcome, gave_the_same, has_collapsed
 from posttrain.report.heldout import LOWER_IS_BETTER
 
 
@@ -139,8 +139,9 @@ def analyse(
     """Compare the arms by their score, and by every measure that at least two of them have."""
     known = {**TO_TARGET, **COST, **STABILITY, **design.measures}
     measures = {name: how for name, how in known.items() if any(run.measures.get(name) is not None for run in outcomes)}
-    of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
     share = _is_share(measure, outcomes)
+    outcomes = [_with_collapse(run, measure, share) for run in outcomes]
+    of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
     scores = {arm: _scores(runs) for arm, runs in of.items()}
     arms = [
         Arm(
@@ -176,6 +177,10 @@ def _is_share(measure: str, outcomes: Sequence[Outcome]) -> bool:
     """Is the score a share of right examples? A check's score counts as one if every value is 0 or 1."""
     scores = {score for run in outcomes for score in run.examples.values()}
     return measure == "accuracy" or (measure == "check" and bool(scores) and scores <= {0.0, 1.0})
+
+
+def _with_collapse(run: Outcome, measure: str, share: bool) -> Outcome:
+    return replace(run, collapsed=has_collapsed(run.spans, share=share, lower=measure in LOWER_IS_BETTER))
 
 
 def _pairs(design: Design) -> list[tuple[str, str]]:

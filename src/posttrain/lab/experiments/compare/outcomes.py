@@ -48,11 +48,14 @@ class Outcome:
     prompts: frozenset[str] = frozenset()
     """Prompts of the first step. Arms with the same seed share them; an arm that replaces some may have drawn more."""
     curve: Sequence[Point] = ()
+    spans: Sequence[Span] = ()
+    """The intervals of the scores of `curve`."""
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
     """Time in steps, in seconds, without evaluations."""
     collapsed: bool = False
+    """`analyse` finds out, because the rule depends on the scores of all runs."""
     spikes: int = 0
     entropy_kept: float | None = None
     """Ratio of the entropy in the last fifth of the steps to that in the first fifth."""
@@ -60,7 +63,7 @@ class Outcome:
     alarms: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        left_out = ("examples", "folder", "curve", "start", "prompts")
+        left_out = ("examples", "folder", "curve", "spans", "start", "prompts")
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
         return plain | {"measures": dict(self.measures), "curve": [vars(point) for point in self.curve]}
 
@@ -100,10 +103,10 @@ def read_outcome(
         ],
         prompts=frozenset(str(row.get("prompt")) for row in read_rollouts(folder, 1)),
         curve=points,
+        spans=spans,
         steps=run.metrics[-1]["step"] if run.metrics else 0,
         tokens=max((value for _, value in run.series("num_tokens")), default=0.0),
         seconds=spent[-1] if spent else 0.0,
-        collapsed=_collapsed(spans, measure),
         spikes=spikes(run),
         entropy_kept=_kept(run),
         measures={label: how.of(run) for label, how in {**COST, **STABILITY, **measures}.items()}
@@ -178,15 +181,15 @@ def _curve(run: RunRecord, name: str, by_check: bool) -> tuple[list[Point], list
     return points, [found[point.step] for point in points]
 
 
-def _collapsed(spans: Sequence[Span], name: str) -> bool:
-    """Did the run lose half or more of its best accuracy by the end, beyond chance? For a score that is not a share:
-    did it end worse than it started?"""
+def has_collapsed(spans: Sequence[Span], *, share: bool, lower: bool) -> bool:
+    """Did the run lose half or more of its best score by the end, beyond chance? For a score that is not a share: did
+    it end worse than it started? `lower`: lower scores are better."""
     if len(spans) < 2:
         return False
     first, last = spans[0], spans[-1]
-    if name in LOWER_IS_BETTER:
+    if lower:
         return last.low > first.high
-    if name != "accuracy":
+    if not share:
         return last.high < first.low
     best = max(spans, key=lambda one: one.mean)
     return last.high < best.low and last.mean <= best.mean / 2
