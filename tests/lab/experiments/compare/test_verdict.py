@@ -85,6 +85,46 @@ def test_all_runs_of_an_arm_lost(tmp_path: Path):
     assert found.verdict[1].startswith("2 of 2 runs of wild did not finish (seeds 0 and 1)")
 
 
+CUT = "step {}: {} of 64 answers were cut; allowed: at most guards.max_truncated = 0.5.\n  Raise the limit."
+ROUNDS = "0 of {} groups in 1{} rounds of sampling had a signal; allowed: 8 groups"
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages", "told"),
+    [
+        (
+            "GuardStop",
+            [CUT.format(6, 55), CUT.format(7, 61), CUT.format(6, 60)],
+            ["seeds 0, 1 and 2"],
+        ),
+        (
+            "GuardStop",
+            [ROUNDS.format(96, 0), CUT.format(7, 61), ROUNDS.format(80, 2)],
+            ["seeds 0 and 2", "seed 1"],
+        ),
+        ("GuardStop", [ROUNDS.format(96, 0)] * 3, ["seeds 0, 1 and 2"]),
+        (
+            "MemoryError",
+            ["exit code 1", "exit code 2", "exit code 1"],
+            ["seeds 0 and 2", "seed 1"],
+        ),
+    ],
+)
+def test_runs_that_one_guard_stopped_are_named_together(
+    tmp_path: Path, kind: str, messages: list[str], told: list[str]
+):
+    compared(tmp_path, {"safe": [0.5, 0.52, 0.48], "wild": [None] * 3})
+    for seed, message in enumerate(messages):
+        error = {"type": kind, "message": message, "exit_code": 4 if kind == "GuardStop" else 1}
+        (run_folder(tmp_path, "wild", seed) / "error.json").write_text(json.dumps(error))
+    sentences = [said for said in conclude(tmp_path).verdict if "did not finish" in said]
+    for seeds, said in zip(told, sentences, strict=True):
+        runs = [int(seed) for seed in re.findall(r"\d", seeds)]
+        first = f"{kind}: {messages[runs[0]].splitlines()[0].rstrip('.')}"
+        quoted = "" if len({messages[seed] for seed in runs}) == 1 else f" (quoted from seed {runs[0]})"
+        assert said == f"{len(runs)} of 3 runs of wild did not finish ({seeds}): {first}{quoted}."
+
+
 def test_a_collapsed_seed_is_named(tmp_path: Path):
     compared(tmp_path, {"a": [0.5, 0.5, 0.5], "b": [0.8, 0.8, 0.8]})
     folder = run_folder(tmp_path, "b", 1)

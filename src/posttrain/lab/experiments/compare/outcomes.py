@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from posttrain.errors import GuardStop
 from posttrain.lab.experiments.compare.measures import COST, FULL_MARK, STABILITY, TO_TARGET, Measure, spikes
 from posttrain.report.heldout import LOWER_IS_BETTER, headline_span, kind_of
 from posttrain.report.spans import Span, span
@@ -38,6 +40,8 @@ class Outcome:
     status: Status
     reason: str = ""
     """Why the run did not finish."""
+    cause: str = ""
+    """The part of the reason that runs share if the same guard stopped them."""
     score: float | None = None
     """Held-out score after training."""
     baseline: float | None = None
@@ -63,7 +67,7 @@ class Outcome:
     alarms: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        left_out = ("examples", "folder", "curve", "spans", "start", "prompts")
+        left_out = ("cause", "examples", "folder", "curve", "spans", "start", "prompts")
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
         return plain | {"measures": dict(self.measures), "curve": [vars(point) for point in self.curve]}
 
@@ -94,6 +98,7 @@ def read_outcome(
         folder=folder,
         status="finished" if finished else "failed" if told else "missing",
         reason=told,
+        cause=_cause(run, told),
         score=last.mean if finished and last else None,
         baseline=first.mean if first else None,
         examples=dict(_examples(run, measure, by_check)) if finished else {},
@@ -152,7 +157,11 @@ def _to_target(points: Sequence[Point], target: float | None, name: str) -> dict
 def is_settled(folder: Path) -> bool:
     """Has the run finished, or did a guard stop it? The guard would stop it again."""
     run = read_run(folder)
-    return run.status == "finished" or (run.error or {}).get("exit_code") == 4
+    return run.status == "finished" or _is_guard_stop(run)
+
+
+def _is_guard_stop(run: RunRecord) -> bool:
+    return (run.error or {}).get("exit_code") == GuardStop.exit_code
 
 
 def _reason(run: RunRecord, reason: str) -> str:
@@ -160,6 +169,15 @@ def _reason(run: RunRecord, reason: str) -> str:
         first_line = str(run.error.get("message", "")).split("\n")[0]
         return f"{run.error.get('type')}: {first_line}"
     return reason
+
+
+def _cause(run: RunRecord, reason: str) -> str:
+    """Return the type of the error and the guard that stopped the run. If its setting is not named, the reason without
+    its numbers. Other reasons are causes themselves: two exit codes may mean two faults."""
+    if run.status != "failed" or not _is_guard_stop(run):
+        return reason
+    guard = re.search(r"guards\.\w+", reason)
+    return f"{reason.split(':')[0]}: {guard.group()}" if guard else re.sub(r"\d[\d.]*", "#", reason)
 
 
 def _headline(evaluation: Mapping[str, Any], name: str, by_check: bool) -> Span | None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from posttrain.lab.experiments.compare.analysis import Analysis, Arm, Pair
+from posttrain.lab.experiments.compare.outcomes import Outcome
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import aligned
 
@@ -163,15 +164,23 @@ def _sides(found: Analysis, pair: Pair) -> tuple[str, str]:
 
 
 def _lost(found: Analysis) -> list[str]:
+    """Name the lost runs of each arm by their cause, with the reason of the first one."""
     sentences = []
     for arm in found.arms:
-        seeds_of: dict[str, list[int]] = {}
+        alike: dict[str, list[Outcome]] = {}
         for run in arm.lost:
-            seeds_of.setdefault(run.reason or "not made yet", []).append(run.seed)
-        for reason, seeds in seeds_of.items():
-            runs = f"{len(seeds)} of {len(arm.runs)} runs of {arm.name}"
-            sentences.append(f"{runs} did not finish ({_which(seeds)}): {reason.rstrip('.')}.")
+            alike.setdefault(run.cause, []).append(run)
+        for runs in alike.values():
+            count = f"{len(runs)} of {len(arm.runs)} runs of {arm.name}"
+            sentences.append(f"{count} did not finish ({_which([run.seed for run in runs])}): {_reason(runs)}.")
     return sentences
+
+
+def _reason(runs: Sequence[Outcome]) -> str:
+    """Quote the reason of the first run, and say so if others with the same cause have other numbers."""
+    told = (runs[0].reason or "not made yet").rstrip(".")
+    same = all(run.reason == runs[0].reason for run in runs)
+    return told if same else f"{told} (quoted from seed {runs[0].seed})"
 
 
 def _collapsed(found: Analysis) -> list[str]:
