@@ -49,6 +49,10 @@ class Arm:
     name: str
     runs: Sequence[Outcome]
     score: Estimate
+    untrained: Estimate
+    """The score of the finished runs before training."""
+    gain: Estimate
+    """The difference of the two, paired by seed and example."""
 
     @property
     def finished(self) -> list[Outcome]:
@@ -80,7 +84,9 @@ class Arm:
     def to_json(self, measures: Mapping[str, Measure]) -> dict[str, Any]:
         names = ("steps", "tokens", "seconds", "spikes", "entropy_kept")
         return {
-            "score": {key: value for key, value in self.score._asdict().items() if key not in ("parts", "p")},
+            "score": _plain(self.score),
+            "untrained": _plain(self.untrained),
+            "gain": _plain(self.gain),
             "finished": len(self.finished),
             "lost": [{"seed": run.seed, "reason": run.reason or "not made yet"} for run in self.lost],
             "collapsed": [run.seed for run in self.collapsed],
@@ -143,14 +149,7 @@ def analyse(
     outcomes = [_with_collapse(run, measure, share) for run in outcomes]
     of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
     scores = {arm: _scores(runs) for arm, runs in of.items()}
-    arms = [
-        Arm(
-            name=arm,
-            runs=of[arm],
-            score=level(scores[arm], design.confidence, share=share),
-        )
-        for arm in design.arms
-    ]
+    arms = [_arm(arm, of[arm], design.confidence, share) for arm in design.arms]
     both = {
         (first, second): difference(scores[first], scores[second], design.confidence, share=share)
         for first, second in _pairs(design)
@@ -175,12 +174,41 @@ def analyse(
 
 def _is_share(measure: str, outcomes: Sequence[Outcome]) -> bool:
     """Is the score a share of right examples? A check's score counts as one if every value is 0 or 1."""
-    scores = {score for run in outcomes for score in run.examples.values()}
+    scores = {score for run in outcomes for of_run in (run.untrained, run.examples) for score in of_run.values()}
     return measure == "accuracy" or (measure == "check" and bool(scores) and scores <= {0.0, 1.0})
 
 
 def _with_collapse(run: Outcome, measure: str, share: bool) -> Outcome:
     return replace(run, collapsed=has_collapsed(run.spans, share=share, lower=measure in LOWER_IS_BETTER))
+
+
+def _arm(name: str, runs: Sequence[Outcome], confidence: float, share: bool) -> Arm:
+    before, after = _before_and_after(runs)
+    return Arm(
+        name=name,
+        runs=runs,
+        score=level(_scores(runs), confidence, share=share),
+        untrained=level(before, confidence, share=share),
+        gain=difference(after, before, confidence, share=share),
+    )
+
+
+def _before_and_after(runs: Sequence[Outcome]) -> tuple[dict[int, Mapping[str, float]], dict[int, Mapping[str, float]]]:
+    """Return the scores of finished runs before and after training. A run that lacks the scores per example on one of
+    the sides counts as a single example on both."""
+    before: dict[int, Mapping[str, float]] = {}
+    after: dict[int, Mapping[str, float]] = {}
+    for run in runs:
+        if run.status != "finished" or run.score is None or run.baseline is None:
+            continue
+        both = run.untrained and run.examples
+        before[run.seed] = run.untrained if both else {"": run.baseline}
+        after[run.seed] = run.examples if both else {"": run.score}
+    return before, after
+
+
+def _plain(found: Estimate) -> dict[str, Any]:
+    return {key: value for key, value in found._asdict().items() if key not in ("parts", "p")}
 
 
 def _pairs(design: Design) -> list[tuple[str, str]]:

@@ -45,8 +45,11 @@ class Outcome:
     score: float | None = None
     """Held-out score after training."""
     baseline: float | None = None
+    """Held-out score before training."""
     examples: Mapping[str, float] = field(default_factory=dict)
     """Held-out example (`ROW:PROMPT`) -> its score after training."""
+    untrained: Mapping[str, float] = field(default_factory=dict)
+    """The same before training."""
     start: Sequence[str] = ()
     """Answers before training, to check that arms started alike."""
     prompts: frozenset[str] = frozenset()
@@ -67,7 +70,7 @@ class Outcome:
     alarms: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        left_out = ("cause", "examples", "folder", "curve", "spans", "start", "prompts")
+        left_out = ("cause", "examples", "untrained", "folder", "curve", "spans", "start", "prompts")
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
         return plain | {"measures": dict(self.measures), "curve": [vars(point) for point in self.curve]}
 
@@ -101,7 +104,8 @@ def read_outcome(
         cause=_cause(run, told),
         score=last.mean if finished and last else None,
         baseline=first.mean if first else None,
-        examples=dict(_examples(run, measure, by_check)) if finished else {},
+        examples=dict(_examples(run, measure, by_check, "trained")) if finished else {},
+        untrained=dict(_examples(run, measure, by_check, "baseline")),
         start=[
             str(mapping(line.get("greedy")).get("text"))
             for line in read_lines(folder / "evaluations" / "baseline.jsonl")
@@ -125,12 +129,14 @@ def with_common_names(outcomes: Sequence[Outcome], rows_of: Mapping[str, Any]) -
     other words (`data.prompt`, `data.system_prompt`). `rows_of` tells per arm which rows it holds out: only arms with
     the same value share names."""
     names: dict[tuple[int, str, str], str] = {}
-    renamed = []
-    for run in outcomes:
-        rows = {key: (run.seed, repr(rows_of.get(run.arm)), key.partition(":")[0]) for key in run.examples}
-        examples = {names.setdefault(rows[key], key): score for key, score in run.examples.items()}
-        renamed.append(replace(run, examples=examples))
-    return renamed
+
+    def renamed(run: Outcome, scores: Mapping[str, float]) -> dict[str, float]:
+        rows = {key: (run.seed, repr(rows_of.get(run.arm)), key.partition(":")[0]) for key in scores}
+        return {names.setdefault(rows[key], key): score for key, score in scores.items()}
+
+    return [
+        replace(run, examples=renamed(run, run.examples), untrained=renamed(run, run.untrained)) for run in outcomes
+    ]
 
 
 def gave_the_same(first: Outcome, second: Outcome) -> bool:
@@ -223,15 +229,17 @@ def _kept(run: RunRecord) -> float | None:
 # --- held-out examples -----------------------------------------------------------------------------------------------
 
 
-def _examples(run: RunRecord, name: str, by_check: bool) -> Iterator[tuple[str, float]]:
+def _examples(
+    run: RunRecord, name: str, by_check: bool, when: Literal["baseline", "trained"]
+) -> Iterator[tuple[str, float]]:
     """Yield (example, score), if the run keeps a score per example: for answers, pairs of answers and given answers.
     Pairs and given answers are named by place and number: runs that left out other rows share no example."""
     folder = run.folder / "evaluations"
-    kind = kind_of(mapping(run.evaluation.get("trained")))
+    kind = kind_of(mapping(run.evaluation.get(when)))
     if kind == "answers":
-        yield from _answers(folder / "trained.jsonl", name, by_check)
+        yield from _answers(folder / f"{when}.jsonl", name, by_check)
     elif kind in ("policy pairs", "loss"):
-        saved = _json(folder / "trained-scores.json")
+        saved = _json(folder / f"{when}-scores.json")
         logprobs, tokens = saved.get("logprobs") or [], saved.get("tokens") or []
         half = len(logprobs) // 2
         if kind == "loss":
