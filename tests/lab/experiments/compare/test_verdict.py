@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ from tests.lab.experiments.compare.synthetic import BASE, compared, write_run
 from posttrain.control_groups import cores
 from posttrain.lab.experiments.compare.api import Comparison, conclude
 from posttrain.lab.experiments.compare.charts import difference_bars, score_bars
+from posttrain.lab.experiments.compare.verdict import verdict
 from posttrain.lab.experiments.compare.work import ATTEMPTS, keep_attempt, read_attempts, run_folder
+
+BEFORE = "Before training, the held-out accuracy was 20.0% (12.0% to 28.0%)."
 
 
 def test_a_clear_win(tmp_path: Path):
@@ -21,12 +26,12 @@ def test_a_clear_win(tmp_path: Path):
         r"clever is better than plain by 30\.0 points \(95% interval \+\d\d\.\d to \+\d\d\.\d, p .*\), with 3 seeds\.",
         found.verdict[0],
     )
-    assert len(found.verdict) == 1
+    assert found.verdict[1:] == [BEFORE]
 
 
 def test_no_difference_says_what_would_have_been_seen(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.5, 0.6, 0.4], "b": [0.52, 0.55, 0.49]})
-    first, second = found.verdict
+    first, second, _ = found.verdict
     assert first.startswith(
         "No difference can be claimed between a and b with 3 seeds: the measured difference is 2.0 points for b over a"
     )
@@ -46,9 +51,84 @@ def test_too_few_runs_say_that_they_could_have_seen_nothing(tmp_path: Path):
     assert found.verdict[1] == "So few runs could not detect even the largest possible difference."
 
 
+def test_a_winner_that_spoiled_the_model_is_no_success(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.5, 0.52, 0.48], "b": [0.1, 0.12, 0.08]}, before=0.7)
+    assert found.verdict[0].startswith("a is better than b by 40.0 points")
+    assert found.verdict[0].endswith(", with 3 seeds, but no better than before training.")
+    assert found.verdict[1].startswith("Before training, the held-out accuracy was 70.0% (")
+    assert re.match(
+        r"No better than before training: a \(−20\.0 points, 95% interval −\d.*\) and b \(−60\.0 p", found.verdict[2]
+    )
+    arm = found.to_json()["arms"]["a"]
+    assert (arm["untrained"]["mean"], arm["untrained"]["seeds"]) == (pytest.approx(0.7), 3)
+    assert arm["gain"]["mean"] == pytest.approx(-0.2)
+    assert -1 < arm["gain"]["low"] < arm["gain"]["high"] < 0
+    title, line, *_ = found.render().splitlines()
+    assert "before training" in title
+    assert "70.0%" in line
+    page = (tmp_path / "report.html").read_text()
+    assert '<div class="verdict plain' in page
+    assert ">before training<" in page
+
+
+def test_where_lower_is_better_a_rise_is_no_success(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.5, 0.52, 0.48], "b": [0.7, 0.72, 0.68]}, before=0.1).analysis
+    assert not any("better than before" in said for said in verdict(found))
+    assert verdict(replace(found, measure="loss"))[0].endswith("but no better than before training.")
+
+
+def test_a_gain_within_its_interval_is_not_called_one(tmp_path: Path):
+    found = compared(tmp_path, {"a": [0.5, 0.52, 0.48], "b": [0.2, 0.25, 0.21]})
+    (said,) = (said for said in found.verdict if "better than before" in said)
+    assert said.startswith("Not shown to be better than before training: b (+2.0 points, 95% interval −")
+
+
+def test_arms_that_start_from_other_scores_are_measured_against_their_own(tmp_path: Path):
+    compared(tmp_path, {"a": [0.5, 0.52, 0.48], "b": [0.6, 0.62, 0.58]})
+    for seed, score in enumerate([0.6, 0.62, 0.58]):
+        folder = run_folder(tmp_path, "b", seed)
+        shutil.rmtree(folder)
+        write_run(folder, seed, score, before=0.7)
+    said = conclude(tmp_path).verdict
+    assert said[0].endswith("with 3 seeds, but no better than before training.")
+    assert re.fullmatch(
+        r"Before training, the held-out accuracy was 20\.0% \(.*\) for a and 70\.0% \(.*\) for b\. "
+        r"The arms did not start level, so training is not all that separates them\.",
+        said[1],
+    )
+    assert said[2].startswith("No better than before training: b (−10.0 points")
+
+
+def test_lost_runs_do_not_make_arms_start_from_other_scores(tmp_path: Path):
+    compared(tmp_path, {"a": [0.5, 0.52, 0.48], "b": [0.5, 0.52, None]})
+    folder = run_folder(tmp_path, "a", 2)
+    shutil.rmtree(folder)
+    write_run(folder, 2, 0.48, before=0.35)
+    assert re.fullmatch(
+        r"Before training, the held-out accuracy was 25\.0% \(.*\) for a and 20\.0% \(.*\) for b, over the runs that "
+        r"finished\.",
+        next(said for said in conclude(tmp_path).verdict if said.startswith("Before training")),
+    )
+
+
+@pytest.mark.parametrize("kept", ["nothing", "the score"])
+def test_the_score_before_training_may_have_no_examples_or_be_missing(tmp_path: Path, kept: str):
+    compared(tmp_path, {"a": [0.1, 0.12, 0.05], "b": [0.5, 0.52, 0.48]})
+    for path in tmp_path.glob("runs/*/evaluations/baseline.jsonl"):
+        path.unlink()
+    for path in tmp_path.glob("runs/*/evaluation.json") if kept == "nothing" else ():
+        path.write_text(json.dumps({"trained": json.loads(path.read_text())["trained"]}))
+    found = conclude(tmp_path)
+    assert any("No better than before training: a (−11.0 points, 95%" in said for said in found.verdict) == (
+        kept != "nothing"
+    )
+    assert ("before training" in found.render().lower()) == (kept != "nothing")
+    assert found.to_json()["arms"]["a"]["untrained"]["mean"] == (None if kept == "nothing" else pytest.approx(0.2))
+
+
 def test_of_three_arms_one_wins_and_two_stay_undecided(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.5, 0.51, 0.5], "b": [0.52, 0.5, 0.51], "c": [0.9, 0.91, 0.9]})
-    first, second, _ = found.verdict
+    first, second, *_ = found.verdict
     assert re.match(r"c is better than a by .*, b by .*, with 3 seeds\.", first)
     assert second.startswith("No difference can be claimed between a and b with 3 seeds")
 
@@ -57,13 +137,15 @@ def test_one_seed_claims_nothing(tmp_path: Path):
     found = compared(tmp_path, {"a": [0.1], "b": [0.9]})
     assert found.verdict == [
         "One seed cannot separate the arms, because another seed might reverse their order: a 10.0%, b 90.0%. "
-        "Use 3 or more."
+        "Use 3 or more.",
+        "Before training, the held-out accuracy was 20.0%.",
+        "No better than before training: a (−10.0 points).",
     ]
 
 
 def test_lost_runs_are_counted_and_their_arm_is_not_called_better(tmp_path: Path):
     found = compared(tmp_path, {"safe": [0.4, 0.42, 0.41, 0.4], "wild": [0.9, None, 0.91, 0.9]})
-    first, second = found.verdict
+    first, _, second = found.verdict
     assert first.startswith("The finished runs of wild are better than those of safe by")
     assert "is not claimed for wild itself, because 1 of its 4 runs are missing" in first
     assert second == "1 of 4 runs of wild did not finish (seed 1): GuardStop: step 3: no two answers differ."
@@ -81,7 +163,47 @@ def test_all_runs_of_an_arm_lost(tmp_path: Path):
     found = compared(tmp_path, {"safe": [0.9, 0.92], "wild": [None, None]})
     assert not found.comparable
     assert found.verdict[0].startswith("There is nothing to compare")
-    assert found.verdict[1].startswith("2 of 2 runs of wild did not finish (seeds 0 and 1)")
+    assert found.verdict[2].startswith("2 of 2 runs of wild did not finish (seeds 0 and 1)")
+
+
+CUT = "step {}: {} of 64 answers were cut; allowed: at most guards.max_truncated = 0.5.\n  Raise the limit."
+ROUNDS = "0 of {} groups in 1{} rounds of sampling had a signal; allowed: 8 groups"
+
+
+@pytest.mark.parametrize(
+    ("kind", "messages", "told"),
+    [
+        (
+            "GuardStop",
+            [CUT.format(6, 55), CUT.format(7, 61), CUT.format(6, 60)],
+            ["seeds 0, 1 and 2"],
+        ),
+        (
+            "GuardStop",
+            [ROUNDS.format(96, 0), CUT.format(7, 61), ROUNDS.format(80, 2)],
+            ["seeds 0 and 2", "seed 1"],
+        ),
+        ("GuardStop", [ROUNDS.format(96, 0)] * 3, ["seeds 0, 1 and 2"]),
+        (
+            "MemoryError",
+            ["exit code 1", "exit code 2", "exit code 1"],
+            ["seeds 0 and 2", "seed 1"],
+        ),
+    ],
+)
+def test_runs_that_one_guard_stopped_are_named_together(
+    tmp_path: Path, kind: str, messages: list[str], told: list[str]
+):
+    compared(tmp_path, {"safe": [0.5, 0.52, 0.48], "wild": [None] * 3})
+    for seed, message in enumerate(messages):
+        error = {"type": kind, "message": message, "exit_code": 4 if kind == "GuardStop" else 1}
+        (run_folder(tmp_path, "wild", seed) / "error.json").write_text(json.dumps(error))
+    sentences = [said for said in conclude(tmp_path).verdict if "did not finish" in said]
+    for seeds, said in zip(told, sentences, strict=True):
+        runs = [int(seed) for seed in re.findall(r"\d", seeds)]
+        first = f"{kind}: {messages[runs[0]].splitlines()[0].rstrip('.')}"
+        quoted = "" if len({messages[seed] for seed in runs}) == 1 else f" (quoted from seed {runs[0]})"
+        assert said == f"{len(runs)} of 3 runs of wild did not finish ({seeds}): {first}{quoted}."
 
 
 def test_a_collapsed_seed_is_named(tmp_path: Path):
@@ -95,6 +217,23 @@ def test_a_collapsed_seed_is_named(tmp_path: Path):
     assert found.verdict[-1].startswith("1 of 3 runs of b collapsed (seed 1): they lost their abilities.")
     assert found.verdict[0].startswith("No difference can be claimed")  # one seed of three is far from the others
     assert found.to_json()["arms"]["b"]["collapsed"] == [1]
+
+
+@pytest.mark.parametrize(("marks", "collapsed"), [("right or wrong", ["up-and-down"]), ("fractions", ["fell"])])
+def test_collapses_are_counted_by_the_scores_that_are_compared(tmp_path: Path, marks: str, collapsed: list[str]):
+    """The rewards give fractions where the check gives marks, and the other way round."""
+    scores = {"fell": [0.4, 0.4], "up-and-down": [0.6, 0.6]}
+    compared(tmp_path, scores, before=0.6, base=BASE | {"check": [{"name": "exact_match"}]}, score="check")
+    for seed in range(2):
+        folder = run_folder(tmp_path, "up-and-down", seed)
+        shutil.rmtree(folder)
+        write_run(folder, seed, 0.2, before=0.2, middle=0.8)
+    for path in tmp_path.glob("runs/*/evaluation.json" if marks == "right or wrong" else "runs/*/evaluations/*.jsonl"):
+        text = path.read_text().replace('"score_range": [0.0', '"score_range": [-1.0')
+        path.write_text(text.replace('"right": 1.0', '"right": 0.9'))
+    found = conclude(tmp_path)
+    assert found.analysis.share == (marks == "right or wrong")
+    assert [arm.name for arm in found.analysis.arms if arm.collapsed] == collapsed
 
 
 def test_what_it_took_to_reach_the_target(tmp_path: Path):
@@ -221,7 +360,7 @@ def test_a_check_of_right_and_wrong_is_a_share_as_accuracy_is(tmp_path: Path):
     compared(tmp_path / "check", scores, base=checked, score="check")
     by_reward, by_check = (with_other_gradients(tmp_path / name, "b") for name in ("reward", "check"))
     assert by_check.to_json()["measure"] == "check"
-    assert by_check.verdict == by_reward.verdict
+    assert [said.replace("held-out check", "held-out accuracy") for said in by_check.verdict] == by_reward.verdict
     (pair,) = by_check.to_json()["pairs"]
     assert pair["low"] < 0 < pair["high"]
     assert "points" in by_check.verdict[0]
@@ -245,7 +384,7 @@ def test_arms_that_never_differed_are_called_the_same(tmp_path: Path):
 
 
 def test_one_seed_is_enough_to_see_that_nothing_changed(tmp_path: Path):
-    (said,) = compared(tmp_path, {"a": [0.2], "b": [0.2]}).verdict
+    said, *_ = compared(tmp_path, {"a": [0.2], "b": [0.2]}).verdict
     assert said.startswith("a and b gave the same results in every run")
 
 
@@ -301,8 +440,9 @@ def test_arms_without_a_common_example_are_told_so(tmp_path: Path):
     base = BASE | {"data": {"train": "task:sort", "eval": "task:sort"}}
     compared(tmp_path, {"few": [0.2] * 3, "many": [0.9] * 3}, arms=arms, base=base)
     assert conclude(tmp_path).verdict[0].startswith("many is better than few")
-    (said,) = in_other_words(tmp_path, "many").verdict
-    assert said == "few and many cannot be compared: they share no held-out example."
+    found = in_other_words(tmp_path, "many").verdict
+    assert found[0] == "few and many cannot be compared: they share no held-out example."
+    assert found[1] == BEFORE
 
 
 def test_arms_without_a_common_seed_are_told_so(tmp_path: Path):
@@ -321,3 +461,27 @@ def test_two_seeds_are_shown_as_two_dots_and_three_as_an_interval(tmp_path: Path
     for plot in (score_bars(three), difference_bars(three)):
         assert "whisker" in plot
         assert "<circle" not in plot
+
+
+def test_numbers_of_runs_that_did_not_finish_are_not_compared(tmp_path: Path):
+    """A maximum over the steps before a guard stopped the run is smaller than one over all steps."""
+    scores = {"a": [0.5, 0.52, 0.48], "b": [0.5, 0.53, 0.47], "stopped": [None] * 3, "once": [0.5, None, 0.5]}
+    compared(tmp_path, scores)
+    for path in tmp_path.glob("runs/*/metrics.jsonl"):  # numbers that vary between seeds and arms
+        text = path.read_text()
+        for name in ("memory/peak_rss_gb", "grad_norm"):
+            text = text.replace(f'"{name}": 1.0', f'"{name}": {1 + (sum(map(ord, path.parent.name)) % 7) / 10}')
+        path.write_text(text)
+    for pairs in conclude(tmp_path).to_json()["measure_pairs"].values():
+        counts = {(pair["first"], pair["second"]): pair["seeds"] for pair in pairs}
+        assert counts == {("a", "b"): 3, ("a", "once"): 2, ("b", "once"): 2}
+
+
+def test_pairs_with_lost_arms_do_not_cost_the_others_their_claims(tmp_path: Path):
+    scores = {"a": [0.5, 0.52, 0.48], "b": [0.52, 0.53, 0.47]}
+    alone = compared(tmp_path / "alone", scores).to_json()
+    beside = compared(tmp_path / "beside", {**scores, "lost": [None] * 3}).to_json()
+    assert beside["pairs"][0] == alone["pairs"][0]
+    assert {name: of[0] for name, of in beside["measure_pairs"].items()} == {
+        name: of[0] for name, of in alone["measure_pairs"].items()
+    }

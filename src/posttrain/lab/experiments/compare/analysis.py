@@ -13,7 +13,7 @@ from posttrain.config.text import redact
 from posttrain.lab.experiments.compare.design import Design
 from posttrain.lab.experiments.compare.estimates import Estimate, difference, holm, level, paired, ratio, smallest_seen
 from posttrain.lab.experiments.compare.measures import COST, STABILITY, TO_TARGET, Measure
-from posttrain.lab.experiments.compare.outcomes import Outcome, gave_the_same
+from posttrain.lab.experiments.compare.outcomes import Outcome, gave_the_same, has_collapsed
 from posttrain.report.heldout import LOWER_IS_BETTER
 
 
@@ -49,6 +49,10 @@ class Arm:
     name: str
     runs: Sequence[Outcome]
     score: Estimate
+    untrained: Estimate
+    """The score of the finished runs before training."""
+    gain: Estimate
+    """The difference of the two, paired by seed and example."""
 
     @property
     def finished(self) -> list[Outcome]:
@@ -80,7 +84,9 @@ class Arm:
     def to_json(self, measures: Mapping[str, Measure]) -> dict[str, Any]:
         names = ("steps", "tokens", "seconds", "spikes", "entropy_kept")
         return {
-            "score": {key: value for key, value in self.score._asdict().items() if key not in ("parts", "p")},
+            "score": _plain(self.score),
+            "untrained": _plain(self.untrained),
+            "gain": _plain(self.gain),
             "finished": len(self.finished),
             "lost": [{"seed": run.seed, "reason": run.reason or "not made yet"} for run in self.lost],
             "collapsed": [run.seed for run in self.collapsed],
@@ -139,17 +145,11 @@ def analyse(
     """Compare the arms by their score, and by every measure that at least two of them have."""
     known = {**TO_TARGET, **COST, **STABILITY, **design.measures}
     measures = {name: how for name, how in known.items() if any(run.measures.get(name) is not None for run in outcomes)}
-    of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
     share = _is_share(measure, outcomes)
+    outcomes = [_with_collapse(run, measure, share) for run in outcomes]
+    of = {arm: [run for run in outcomes if run.arm == arm] for arm in design.arms}
     scores = {arm: _scores(runs) for arm, runs in of.items()}
-    arms = [
-        Arm(
-            name=arm,
-            runs=of[arm],
-            score=level(scores[arm], design.confidence, share=share),
-        )
-        for arm in design.arms
-    ]
+    arms = [_arm(arm, of[arm], design.confidence, share) for arm in design.arms]
     both = {
         (first, second): difference(scores[first], scores[second], design.confidence, share=share)
         for first, second in _pairs(design)
@@ -174,8 +174,41 @@ def analyse(
 
 def _is_share(measure: str, outcomes: Sequence[Outcome]) -> bool:
     """Is the score a share of right examples? A check's score counts as one if every value is 0 or 1."""
-    scores = {score for run in outcomes for score in run.examples.values()}
+    scores = {score for run in outcomes for of_run in (run.untrained, run.examples) for score in of_run.values()}
     return measure == "accuracy" or (measure == "check" and bool(scores) and scores <= {0.0, 1.0})
+
+
+def _with_collapse(run: Outcome, measure: str, share: bool) -> Outcome:
+    return replace(run, collapsed=has_collapsed(run.spans, share=share, lower=measure in LOWER_IS_BETTER))
+
+
+def _arm(name: str, runs: Sequence[Outcome], confidence: float, share: bool) -> Arm:
+    before, after = _before_and_after(runs)
+    return Arm(
+        name=name,
+        runs=runs,
+        score=level(_scores(runs), confidence, share=share),
+        untrained=level(before, confidence, share=share),
+        gain=difference(after, before, confidence, share=share),
+    )
+
+
+def _before_and_after(runs: Sequence[Outcome]) -> tuple[dict[int, Mapping[str, float]], dict[int, Mapping[str, float]]]:
+    """Return the scores of finished runs before and after training. A run that lacks the scores per example on one of
+    the sides counts as a single example on both."""
+    before: dict[int, Mapping[str, float]] = {}
+    after: dict[int, Mapping[str, float]] = {}
+    for run in runs:
+        if run.status != "finished" or run.score is None or run.baseline is None:
+            continue
+        both = run.untrained and run.examples
+        before[run.seed] = run.untrained if both else {"": run.baseline}
+        after[run.seed] = run.examples if both else {"": run.score}
+    return before, after
+
+
+def _plain(found: Estimate) -> dict[str, Any]:
+    return {key: value for key, value in found._asdict().items() if key not in ("parts", "p")}
 
 
 def _pairs(design: Design) -> list[tuple[str, str]]:
@@ -196,7 +229,10 @@ def _are_same(first: Sequence[Outcome], second: Sequence[Outcome]) -> bool:
 
 
 def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, how: Measure) -> list[Pair]:
-    values = {arm: {run.seed: run.measures.get(name) for run in runs} for arm, runs in of.items()}
+    """Compare the arms by one number of their finished runs: a maximum over the steps before a guard stopped a run is
+    not one over all steps."""
+    finished = {arm: [run for run in runs if run.status == "finished"] for arm, runs in of.items()}
+    values = {arm: {run.seed: run.measures.get(name) for run in runs} for arm, runs in finished.items()}
     known = {arm: {seed: v for seed, v in found.items() if v is not None} for arm, found in values.items()}
     compare = ratio if how.as_ratio else paired
     found = {
@@ -212,21 +248,23 @@ def _of_measure(design: Design, of: Mapping[str, Sequence[Outcome]], name: str, 
 def _without_luck(
     found: Mapping[tuple[str, str], Estimate], missed: Mapping[str, bool]
 ) -> Iterator[tuple[tuple[str, str], Estimate]]:
-    """Withhold p where the faster arm missed the target with some seed: only its lucky runs are compared."""
+    """Withhold p where the faster arm missed the target, or lost its run, with some seed: only its lucky runs are
+    compared."""
     for arms, one in found.items():
         faster = arms[0] if one.mean < 1 else arms[1]
         yield arms, one._replace(p=math.nan) if missed[faster] else one
 
 
 def _corrected(found: Mapping[tuple[str, str], Estimate], confidence: float, *, as_ratio: bool = False) -> list[Pair]:
-    adjusted = holm([estimate.p for estimate in found.values()])
+    p_values = [estimate.p for estimate in found.values()]
+    adjusted, tests = holm(p_values), sum(not math.isnan(p) for p in p_values)
     return [
         Pair(
             first=first,
             second=second,
             estimate=estimate,
             p=p,
-            smallest=smallest_seen(estimate, confidence, tests=len(found), as_ratio=as_ratio),
+            smallest=smallest_seen(estimate, confidence, tests=max(1, tests), as_ratio=as_ratio),
         )
         for ((first, second), estimate), p in zip(found.items(), adjusted, strict=True)
     ]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, Literal
 
+from posttrain.errors import GuardStop
 from posttrain.lab.experiments.compare.measures import COST, FULL_MARK, STABILITY, TO_TARGET, Measure, spikes
 from posttrain.report.heldout import LOWER_IS_BETTER, headline_span, kind_of
 from posttrain.report.spans import Span, span
@@ -38,21 +40,29 @@ class Outcome:
     status: Status
     reason: str = ""
     """Why the run did not finish."""
+    cause: str = ""
+    """The part of the reason that runs share if the same guard stopped them."""
     score: float | None = None
     """Held-out score after training."""
     baseline: float | None = None
+    """Held-out score before training."""
     examples: Mapping[str, float] = field(default_factory=dict)
     """Held-out example (`ROW:PROMPT`) -> its score after training."""
+    untrained: Mapping[str, float] = field(default_factory=dict)
+    """The same before training."""
     start: Sequence[str] = ()
     """Answers before training, to check that arms started alike."""
     prompts: frozenset[str] = frozenset()
     """Prompts of the first step. Arms with the same seed share them; an arm that replaces some may have drawn more."""
     curve: Sequence[Point] = ()
+    spans: Sequence[Span] = ()
+    """The intervals of the scores of `curve`."""
     steps: int = 0
     tokens: float = 0.0
     seconds: float = 0.0
     """Time in steps, in seconds, without evaluations."""
     collapsed: bool = False
+    """`analyse` finds out, because the rule depends on the scores of all runs."""
     spikes: int = 0
     entropy_kept: float | None = None
     """Ratio of the entropy in the last fifth of the steps to that in the first fifth."""
@@ -60,7 +70,7 @@ class Outcome:
     alarms: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        left_out = ("examples", "folder", "curve", "start", "prompts")
+        left_out = ("cause", "examples", "untrained", "folder", "curve", "spans", "start", "prompts")
         plain = {name: value for name, value in vars(self).items() if name not in left_out}
         return plain | {"measures": dict(self.measures), "curve": [vars(point) for point in self.curve]}
 
@@ -91,19 +101,21 @@ def read_outcome(
         folder=folder,
         status="finished" if finished else "failed" if told else "missing",
         reason=told,
+        cause=_cause(run, told),
         score=last.mean if finished and last else None,
         baseline=first.mean if first else None,
-        examples=dict(_examples(run, measure, by_check)) if finished else {},
+        examples=dict(_examples(run, measure, by_check, "trained")) if finished else {},
+        untrained=dict(_examples(run, measure, by_check, "baseline")),
         start=[
             str(mapping(line.get("greedy")).get("text"))
             for line in read_lines(folder / "evaluations" / "baseline.jsonl")
         ],
         prompts=frozenset(str(row.get("prompt")) for row in read_rollouts(folder, 1)),
         curve=points,
+        spans=spans,
         steps=run.metrics[-1]["step"] if run.metrics else 0,
         tokens=max((value for _, value in run.series("num_tokens")), default=0.0),
         seconds=spent[-1] if spent else 0.0,
-        collapsed=_collapsed(spans, measure),
         spikes=spikes(run),
         entropy_kept=_kept(run),
         measures={label: how.of(run) for label, how in {**COST, **STABILITY, **measures}.items()}
@@ -117,12 +129,14 @@ def with_common_names(outcomes: Sequence[Outcome], rows_of: Mapping[str, Any]) -
     other words (`data.prompt`, `data.system_prompt`). `rows_of` tells per arm which rows it holds out: only arms with
     the same value share names."""
     names: dict[tuple[int, str, str], str] = {}
-    renamed = []
-    for run in outcomes:
-        rows = {key: (run.seed, repr(rows_of.get(run.arm)), key.partition(":")[0]) for key in run.examples}
-        examples = {names.setdefault(rows[key], key): score for key, score in run.examples.items()}
-        renamed.append(replace(run, examples=examples))
-    return renamed
+
+    def renamed(run: Outcome, scores: Mapping[str, float]) -> dict[str, float]:
+        rows = {key: (run.seed, repr(rows_of.get(run.arm)), key.partition(":")[0]) for key in scores}
+        return {names.setdefault(rows[key], key): score for key, score in scores.items()}
+
+    return [
+        replace(run, examples=renamed(run, run.examples), untrained=renamed(run, run.untrained)) for run in outcomes
+    ]
 
 
 def gave_the_same(first: Outcome, second: Outcome) -> bool:
@@ -149,7 +163,11 @@ def _to_target(points: Sequence[Point], target: float | None, name: str) -> dict
 def is_settled(folder: Path) -> bool:
     """Has the run finished, or did a guard stop it? The guard would stop it again."""
     run = read_run(folder)
-    return run.status == "finished" or (run.error or {}).get("exit_code") == 4
+    return run.status == "finished" or _is_guard_stop(run)
+
+
+def _is_guard_stop(run: RunRecord) -> bool:
+    return (run.error or {}).get("exit_code") == GuardStop.exit_code
 
 
 def _reason(run: RunRecord, reason: str) -> str:
@@ -157,6 +175,15 @@ def _reason(run: RunRecord, reason: str) -> str:
         first_line = str(run.error.get("message", "")).split("\n")[0]
         return f"{run.error.get('type')}: {first_line}"
     return reason
+
+
+def _cause(run: RunRecord, reason: str) -> str:
+    """Return the type of the error and the guard that stopped the run. If its setting is not named, the reason without
+    its numbers. Other reasons are causes themselves: two exit codes may mean two faults."""
+    if run.status != "failed" or not _is_guard_stop(run):
+        return reason
+    guard = re.search(r"guards\.\w+", reason)
+    return f"{reason.split(':')[0]}: {guard.group()}" if guard else re.sub(r"\d[\d.]*", "#", reason)
 
 
 def _headline(evaluation: Mapping[str, Any], name: str, by_check: bool) -> Span | None:
@@ -178,15 +205,15 @@ def _curve(run: RunRecord, name: str, by_check: bool) -> tuple[list[Point], list
     return points, [found[point.step] for point in points]
 
 
-def _collapsed(spans: Sequence[Span], name: str) -> bool:
-    """Did the run lose half or more of its best accuracy by the end, beyond chance? For a score that is not a share:
-    did it end worse than it started?"""
+def has_collapsed(spans: Sequence[Span], *, share: bool, lower: bool) -> bool:
+    """Did the run lose half or more of its best score by the end, beyond chance? For a score that is not a share: did
+    it end worse than it started? `lower`: lower scores are better."""
     if len(spans) < 2:
         return False
     first, last = spans[0], spans[-1]
-    if name in LOWER_IS_BETTER:
+    if lower:
         return last.low > first.high
-    if name != "accuracy":
+    if not share:
         return last.high < first.low
     best = max(spans, key=lambda one: one.mean)
     return last.high < best.low and last.mean <= best.mean / 2
@@ -202,15 +229,17 @@ def _kept(run: RunRecord) -> float | None:
 # --- held-out examples -----------------------------------------------------------------------------------------------
 
 
-def _examples(run: RunRecord, name: str, by_check: bool) -> Iterator[tuple[str, float]]:
+def _examples(
+    run: RunRecord, name: str, by_check: bool, when: Literal["baseline", "trained"]
+) -> Iterator[tuple[str, float]]:
     """Yield (example, score), if the run keeps a score per example: for answers, pairs of answers and given answers.
     Pairs and given answers are named by place and number: runs that left out other rows share no example."""
     folder = run.folder / "evaluations"
-    kind = kind_of(mapping(run.evaluation.get("trained")))
+    kind = kind_of(mapping(run.evaluation.get(when)))
     if kind == "answers":
-        yield from _answers(folder / "trained.jsonl", name, by_check)
+        yield from _answers(folder / f"{when}.jsonl", name, by_check)
     elif kind in ("policy pairs", "loss"):
-        saved = _json(folder / "trained-scores.json")
+        saved = _json(folder / f"{when}-scores.json")
         logprobs, tokens = saved.get("logprobs") or [], saved.get("tokens") or []
         half = len(logprobs) // 2
         if kind == "loss":

@@ -10,7 +10,7 @@ from posttrain.config.text import redact
 from posttrain.files import write_atomically
 from posttrain.lab.experiments.compare.analysis import Analysis, Pair
 from posttrain.lab.experiments.compare.charts import cost_plot, difference_bars, learning_plots, score_bars
-from posttrain.lab.experiments.compare.verdict import amount, claims, verdict
+from posttrain.lab.experiments.compare.verdict import amount, claims, is_no_better, verdict
 from posttrain.lab.experiments.compare.verdict import table as arm_table
 from posttrain.report.document import Link, Section, cards, document, heading, table
 from posttrain.report.svg import compact
@@ -60,7 +60,8 @@ def _title(found: Analysis, name: str) -> str:
 
 def _result(found: Analysis) -> str:
     first, *others = verdict(found)
-    tone = "good" if claims(found) else "plain"
+    won = [found.arm(better) for better, _, _ in claims(found)]
+    tone = "good" if any(not is_no_better(found, arm) for arm in won) else "plain"
     says = "".join(f"<p>{escaped(sentence)}</p>" for sentence in others)
     bars = score_bars(found)
     figure = f"<div><figure><figcaption><b>held-out {escaped(found.measure)}</b></figcaption>{bars}</figure></div>"
@@ -77,7 +78,7 @@ def _arms(found: Analysis) -> str:
         if bars
         else ""
     )
-    lead = "Means over the finished runs; scores have intervals."
+    lead = "Means over the finished runs; scores have intervals. Before training stands the score of the same runs."
     return (
         f'<h2>Arms</h2><p class="lead">{lead}</p>{table(head, rows)}'
         f'<h3 class="apart">Pair by pair</h3>{pairs}<div class="charts apart">{figure}</div>'
@@ -121,10 +122,10 @@ def _measures(found: Analysis) -> str:
         ]
     if not rows:
         return ""
-    lead = "Paired by seed. A × marks the ratio first / second; the other numbers are first minus second."
+    lead = "Finished runs, paired by seed. A × marks the ratio first / second; other numbers are first minus second."
     if found.design.target is not None:
         lead += " What it takes to the target is compared over the seeds with which both arms reached it. There is no "
-        lead += "p if the faster arm missed it with another seed."
+        lead += "p if the faster arm missed it, or lost its run, with another seed."
     head = ["number", "arms", "difference", _level(found), "p (Holm)", "seeds"]
     return f'<h2>Other numbers</h2><p class="lead">{lead}</p>{table(head, rows)}'
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from posttrain.lab.experiments.compare.analysis import Analysis, Arm, Pair
+from posttrain.lab.experiments.compare.estimates import Estimate
+from posttrain.lab.experiments.compare.outcomes import Outcome
 from posttrain.report.svg import compact, percent, seconds
 from posttrain.report.text import aligned
 
 
 def verdict(found: Analysis) -> list[str]:
     """Return sentences: the answer first, then its limitations."""
-    return [*_answer(found), *_lost(found), *_collapsed(found), *_conditions(found)]
+    return [*_answer(found), *_before(found), *_lost(found), *_collapsed(found), *_conditions(found)]
 
 
 def claims(found: Analysis) -> list[tuple[str, str, Pair]]:
@@ -25,6 +27,11 @@ def claims(found: Analysis) -> list[tuple[str, str, Pair]]:
     ]
 
 
+def is_no_better(found: Analysis, arm: Arm) -> bool:
+    """Did the arm end no better, on average, than it was before training? False if that was not measured."""
+    return arm.gain.seeds > 0 and (arm.gain.mean >= 0 if found.lower else arm.gain.mean <= 0)
+
+
 def amount(found: Analysis, value: float) -> str:
     """Format the size of a difference: in points for a share, otherwise as a plain number."""
     if not math.isfinite(value):
@@ -35,9 +42,16 @@ def amount(found: Analysis, value: float) -> str:
 def interval(found: Analysis, pair: Pair, better: str) -> str:
     """Format the interval of a difference: `95% interval +1.0 to +5.2`."""
     ends = (pair.estimate.low, pair.estimate.high)
-    ends = ends if better == pair.first else (-ends[1], -ends[0])
-    low, high = (f"{100 * end:+.1f}" if found.share else f"{end:+.3g}" for end in ends)
-    return f"{100 * found.design.confidence:g}% interval {low} to {high}".replace("-", "−")
+    return _limits(found, ends if better == pair.first else (-ends[1], -ends[0]))
+
+
+def _limits(found: Analysis, ends: tuple[float, float]) -> str:
+    low, high = (_signed(found, end) for end in ends)
+    return f"{100 * found.design.confidence:g}% interval {low} to {high}"
+
+
+def _signed(found: Analysis, value: float) -> str:
+    return (f"{100 * value:+.1f}" if found.share else f"{value:+.3g}").replace("-", "−")
 
 
 # --- the answer ------------------------------------------------------------------------------------------------------
@@ -91,12 +105,16 @@ def _better(found: Analysis, made: Sequence[tuple[str, str, Pair]]) -> list[str]
     sentences = []
     if winner is not None:
         shown = ", ".join(_by(found, pair, winner, worse) for better, worse, pair in made if better == winner)
-        sentences.append(f"{winner} is better than {shown}, with {_seeds(found)}.")
+        sentences.append(f"{winner} is better than {shown}, with {_seeds(found)}{_but(found, winner)}.")
     return sentences + [
-        f"{better} is better than {_by(found, pair, better, worse)}, with {_seeds(found)}."
+        f"{better} is better than {_by(found, pair, better, worse)}, with {_seeds(found)}{_but(found, better)}."
         for better, worse, pair in made
         if better != winner
     ]
+
+
+def _but(found: Analysis, better: str) -> str:
+    return ", but no better than before training" if is_no_better(found, found.arm(better)) else ""
 
 
 def _by(found: Analysis, pair: Pair, better: str, worse: str) -> str:
@@ -146,7 +164,7 @@ def _withheld(found: Analysis, pair: Pair) -> str:
 
 
 def _one_seed(found: Analysis) -> str:
-    form = (lambda value: f"{100 * value:.1f}%") if found.share else compact
+    form = _form(found)
     scores = ", ".join(f"{arm.name} {form(arm.score.mean)}" for arm in found.arms if arm.score.seeds)
     return (
         f"One seed cannot separate the arms, because another seed might reverse their order: {scores}. Use 3 or more."
@@ -159,19 +177,70 @@ def _sides(found: Analysis, pair: Pair) -> tuple[str, str]:
     return (pair.first, pair.second) if first_is_better else (pair.second, pair.first)
 
 
+# --- before training -------------------------------------------------------------------------------------------------
+
+
+def _before(found: Analysis) -> list[str]:
+    """Return the score before training, and the arms that are not shown to have improved it. Without it, the best of
+    arms that all spoiled the model looks like a success."""
+    arms = [arm for arm in found.arms if arm.gain.seeds]
+    if not arms:
+        return []
+    worse = [arm for arm in arms if is_no_better(found, arm)]
+    unsure = [arm for arm in arms if arm not in worse and arm.gain.low <= 0 <= arm.gain.high and arm.gain.has_interval]
+    leads = {"No better than before training": worse, "Not shown to be better than before training": unsure}
+    named = [f"{lead}: {_and([_gain(found, arm) for arm in of])}." for lead, of in leads.items() if of]
+    return [_score_before(found, arms), *named]
+
+
+def _score_before(found: Analysis, arms: Sequence[Arm]) -> str:
+    shown = {arm.name: _shown(found, arm.untrained) for arm in arms}
+    lead = f"Before training, the held-out {found.measure} was"
+    if len(set(shown.values())) == 1:
+        return f"{lead} {shown[arms[0].name]}."
+    each = _and([f"{score} for {name}" for name, score in shown.items()])
+    if _uneven(arms):
+        return f"{lead} {each}. The arms did not start level, so training is not all that separates them."
+    return f"{lead} {each}, over the runs that finished."
+
+
+def _uneven(arms: Sequence[Arm]) -> bool:
+    """Did two finished runs with the same seed have different scores before training?"""
+    starts: dict[int, set[float | None]] = {}
+    for arm in arms:
+        for run in arm.finished:
+            starts.setdefault(run.seed, set()).add(run.baseline)
+    return any(len(scores - {None}) > 1 for scores in starts.values())
+
+
+def _gain(found: Analysis, arm: Arm) -> str:
+    change = f"{_signed(found, arm.gain.mean)}{' points' if found.share else ''}"
+    if not arm.gain.has_interval:
+        return f"{arm.name} ({change})"
+    return f"{arm.name} ({change}, {_limits(found, (arm.gain.low, arm.gain.high))})"
+
+
 # --- limitations -----------------------------------------------------------------------------------------------------
 
 
 def _lost(found: Analysis) -> list[str]:
+    """Name the lost runs of each arm by their cause, with the reason of the first one."""
     sentences = []
     for arm in found.arms:
-        seeds_of: dict[str, list[int]] = {}
+        alike: dict[str, list[Outcome]] = {}
         for run in arm.lost:
-            seeds_of.setdefault(run.reason or "not made yet", []).append(run.seed)
-        for reason, seeds in seeds_of.items():
-            runs = f"{len(seeds)} of {len(arm.runs)} runs of {arm.name}"
-            sentences.append(f"{runs} did not finish ({_which(seeds)}): {reason.rstrip('.')}.")
+            alike.setdefault(run.cause, []).append(run)
+        for runs in alike.values():
+            count = f"{len(runs)} of {len(arm.runs)} runs of {arm.name}"
+            sentences.append(f"{count} did not finish ({_which([run.seed for run in runs])}): {_reason(runs)}.")
     return sentences
+
+
+def _reason(runs: Sequence[Outcome]) -> str:
+    """Quote the reason of the first run, and say so if others with the same cause have other numbers."""
+    told = (runs[0].reason or "not made yet").rstrip(".")
+    same = all(run.reason == runs[0].reason for run in runs)
+    return told if same else f"{told} (quoted from seed {runs[0].seed})"
 
 
 def _collapsed(found: Analysis) -> list[str]:
@@ -219,6 +288,7 @@ def table(found: Analysis) -> tuple[list[str], list[list[str]]]:
     """Return the titles and the cells. A column without any value is left out."""
     columns = {
         "arm": [arm.name for arm in found.arms],
+        "before training": [_mean_before(found, arm) for arm in found.arms],
         f"held-out {found.measure}": [show_score(found, arm) for arm in found.arms],
         "runs": [f"{len(arm.finished)} of {len(arm.runs)}" for arm in found.arms],
         "collapsed": [str(len(arm.collapsed)) for arm in found.arms],
@@ -238,12 +308,20 @@ def table(found: Analysis) -> tuple[list[str], list[list[str]]]:
 
 def show_score(found: Analysis, arm: Arm) -> str:
     """Format an arm's score, such as `94.2% (91.0% to 97.5%)`."""
-    form = (lambda value: f"{100 * value:.1f}%") if found.share else compact
-    if not arm.score.seeds:
-        return "-"
-    if not arm.score.has_interval:
-        return form(arm.score.mean)
-    return f"{form(arm.score.mean)} ({form(arm.score.low)} to {form(arm.score.high)})"
+    return _shown(found, arm.score) if arm.score.seeds else "-"
+
+
+def _mean_before(found: Analysis, arm: Arm) -> str:
+    return _form(found)(arm.untrained.mean) if arm.untrained.seeds else "-"
+
+
+def _shown(found: Analysis, score: Estimate) -> str:
+    form = _form(found)
+    return f"{form(score.mean)} ({form(score.low)} to {form(score.high)})" if score.has_interval else form(score.mean)
+
+
+def _form(found: Analysis) -> Callable[[float], str]:
+    return (lambda value: f"{100 * value:.1f}%") if found.share else compact
 
 
 def show(value: float | None) -> str:
