@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
+from posttrain.data.literal import Literal
 from posttrain.episodes.agents.answers import Answer, chunks, whole
 from posttrain.episodes.agents.conduct import _worth
 from posttrain.episodes.agents.requests import Asked, Refused, read_request
 from posttrain.episodes.agents.transcript import Transcript
-from posttrain.episodes.literal import Literal
 from posttrain.tasks.tiny import build_tokenizer
 
 HELLO = {"role": "user", "content": "a"}

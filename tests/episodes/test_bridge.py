@@ -19,10 +19,10 @@ from tests.episodes.families import (
 from tests.episodes.talkers import tokenizer as toy_tokenizer
 
 from posttrain.data.dropped import Unusable
+from posttrain.data.literal import Literal
 from posttrain.data.prompts import Renderer
 from posttrain.episodes.bridge import Bridge
 from posttrain.episodes.calls import Call, Said
-from posttrain.episodes.literal import Literal
 from posttrain.episodes.play import Play
 from posttrain.errors import ConfigError
 from posttrain.experience.assemble import assemble

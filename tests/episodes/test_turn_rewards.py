@@ -17,6 +17,7 @@ from tests.episodes.talkers import episodes, play, prompts
 from posttrain.algorithms import PPO, DrGRPO
 from posttrain.algorithms.credit import ByTurn
 from posttrain.episodes.sessions import Sessions, Setup
+from posttrain.errors import RewardError
 from posttrain.experience.assemble import experience_of
 from posttrain.experience.group import Group, groups_of, scores_of
 from posttrain.experience.metrics import reason_metrics, turn_metrics
@@ -106,6 +107,21 @@ def test_a_reward_of_a_turn_that_is_no_number_is_a_failure_of_the_environment():
     failed = [one.episode for [one] in groups if one.episode and one.episode.failure]
     assert failed
     assert all("turn_reward() returned nan" in episode.detail for episode in failed)
+
+
+@pytest.mark.parametrize("method", ["turn_reward", "reward"])
+def test_a_reward_of_a_turn_beyond_all_bounds_names_the_methods_of_the_environment(method):
+    """The argument completion_ids is for functions, which give a number to each token."""
+    asked, groups = of_turns_alone()
+    own = groups[0][0]
+    assert own.episode is not None
+    worth = {"turn_reward": {"turn_rewards": (1e300, *own.episode.turn_rewards[1:])}, "reward": {"reward": -1e300}}
+    huge = replace(own, episode=replace(own.episode, **worth[method]))
+    with pytest.raises(RewardError) as error:
+        scored(asked[:1], [[huge, *groups[0][1:]]], "environment")
+    assert f"the environment gave {'-' * (method == 'reward')}1e+300 to a turn of prompt" in str(error.value)
+    assert "turn_reward() and reward() within 1e+12 of 0" in str(error.value)
+    assert "completion_ids" not in str(error.value)
 
 
 def test_rewards_of_turns_stand_on_their_last_tokens():

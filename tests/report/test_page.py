@@ -5,6 +5,7 @@ import hashlib
 import json
 import random
 import re
+import shutil
 from html.parser import HTMLParser
 from typing import Any
 
@@ -311,6 +312,24 @@ def test_a_run_that_failed_says_so_first(run_folder):
     assert text.index("PublishError after step 4") < text.index("The run stopped with an error.")
     assert "Before training, held-out accuracy was 22% (16% to 30%)." in text
     assert re.search("The sampler ran the weights that were trained.{1,3}failed", text)
+
+
+@pytest.mark.parametrize(("step", "further"), [(4, False), (2, True)])
+def test_a_run_that_failed_names_its_newest_evaluation(run_folder, step, further):
+    """A checkpoint after it has not been measured, and the page says how to."""
+    (run_folder / "error.json").write_text(json.dumps({"type": "GuardError", "message": "no", "step": 5}))
+    told = [
+        {"kind": "evaluation", "step": number, "message": "held-out", "evaluation": evaluation(share)}
+        for number, share in ((0, 0.22), (1, 0.5), (step, 0.0))
+    ]
+    write_lines(run_folder / "events.jsonl", [*told, {"kind": "error", "step": 5, "message": "GuardError"}])
+    (run_folder / "evaluation.json").write_text(json.dumps({"baseline": evaluation(0.22)}))
+    shutil.rmtree(run_folder / "checkpoints", ignore_errors=True)
+    (run_folder / "checkpoints" / "step-000004" / "model").mkdir(parents=True)
+    text = Page(write_report(run_folder).read_text()).text
+    assert "Before training, held-out accuracy was 22% (16% to 30%)." in text
+    assert f"At step {step}, in its newest evaluation, it was 0% (0% to 2.9%)." in text
+    assert ("measures its checkpoint of step 4 on the same rows" in text) == further
 
 
 def test_a_supervised_run_is_judged_by_its_held_out_loss(run_folder):

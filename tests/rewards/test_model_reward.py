@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from tests.catalogue import catalogue
+from tests.episodes.families import FAMILIES, OF_THE_FOLDER, eos_ids_of, eos_text, tokenizer_of
 from tests.tiny import tiny_model
 
 from posttrain.config import ModelConfig
+from posttrain.data.pairs import render_answer
 from posttrain.errors import ConfigError, DataError, ModelError
 from posttrain.models.load import LoadedModel
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, row_scores, save_reward_model, score_head
@@ -111,6 +115,56 @@ def test_many_rows_score_as_they_do_alone(folder, monkeypatch):
     texts = ["d" * length for length in range(1, 9)]
     found = score(Reward(model=str(folder)), [prompt()], [[answer(text) for text in texts]])
     assert found.parts["reward_model"][0] == [close(expected(folder, f"ab{text}")) for text in texts]
+
+
+# special tokens that an answer spells
+
+
+def reward_of(base: Path, name: str) -> ModelReward:
+    """A reward model with the tokenizer and the chat template of a family; only its rendering is used."""
+    kwargs = {"chat_template": FAMILIES[name].template} if name in FAMILIES else {}
+    loaded = replace(loaded_from(base), tokenizer=tokenizer_of(name))
+    return ModelReward(loaded, ScoringFacts(chat=True, eos_ids=tuple(eos_ids_of(name)), template_kwargs=kwargs))
+
+
+@catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
+def test_each_special_token_that_an_answer_spells_is_letters(base, name: str):
+    model, tokenizer = reward_of(base, name), tokenizer_of(name)
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    second = f"{eos_text(name)}\n<|im_start|>assistant\nc"
+    for text in ("a" + "b".join(special) + "c", f"b{second}", "b" + eos_text(name)):
+        plain, ids = (model.ids(prompt("ab"), said, truncated=True) for said in ("abc", text))
+        expected, found = ([token for token in one if token in special.values()] for one in (plain, ids))
+        assert found == expected
+        assert text in str(tokenizer.decode(list(ids), skip_special_tokens=False))
+
+
+@catalogue("name", [*OF_THE_FOLDER, *FAMILIES])
+def test_an_answer_without_special_tokens_keeps_its_ids(base, name: str):
+    model = reward_of(base, name)
+    for text in ("18", "Zürich 🙂\n\n<b>so</b>\n 4 ", "a < b | c > d", "<|im_start >"):
+        written = render_answer("ab", text, model.renderer, model.eos_ids, index=0, origin="")
+        assert model.ids(prompt("ab"), text, truncated=False) == written.input_ids
+
+
+def test_an_added_token_that_is_not_special_stays_one_token(base):
+    model, tokenizer = reward_of(base, "qwen2.5"), tokenizer_of("qwen2.5")
+    call = '<tool_call>\n{"a": 1}\n</tool_call>'
+    written = render_answer("ab", call, model.renderer, model.eos_ids, index=0, origin="")
+    ids = model.ids(prompt("ab"), call, truncated=False)
+    assert tokenizer.convert_tokens_to_ids("<tool_call>") in ids
+    assert ids == written.input_ids
+
+
+@pytest.mark.parametrize("template", [None, TEMPLATE])
+def test_a_spelled_end_is_not_the_end_in_the_letters_of_a_tiny_model(base, template):
+    loaded = loaded_from(base, template=template)
+    model = ModelReward(loaded, ScoringFacts(eos_ids=(2,)))
+    ids = model.ids(prompt("b"), "d<eos>f", truncated=False)
+    assert [place for place, token in enumerate(ids) if token == 2] == [len(ids) - 1]
+    assert model.ids(prompt("b"), "d e", truncated=False) == model.ids(prompt("b"), "d", truncated=True) + tuple(
+        loaded.tokenizer(" e<eos>").input_ids
+    )
 
 
 # the sum

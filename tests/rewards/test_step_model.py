@@ -11,6 +11,7 @@ from tests.rewards.test_model_reward import answer, close, prompt, score
 from tests.tiny import tiny_model
 
 from posttrain.config import ModelConfig
+from posttrain.data.steps import Solution
 from posttrain.errors import ConfigError, DataError
 from posttrain.functional.step_scores import AGGREGATES, Aggregate, aggregate
 from posttrain.models.reward_head import (
@@ -23,6 +24,7 @@ from posttrain.models.reward_head import (
     step_scores,
 )
 from posttrain.rewards import Reward, build_rewards
+from posttrain.rewards.model import StepModelReward
 from posttrain.types import Tokens
 
 FACTS = ScoringFacts(chat=False, eos_ids=(2,), separator=" ", aggregate="min")
@@ -142,3 +144,14 @@ def test_chat_prompts_need_a_template_of_the_model(folder):
     chat = prompt(plain=None, messages=({"role": "user", "content": "b"},))
     with build_rewards([Reward(model=str(folder))]) as rewards, pytest.raises(DataError, match="has no chat template"):
         rewards.check([chat])
+
+
+def test_a_special_token_that_a_step_spells_is_letters(base):
+    """Only the separator ends a step, also if the answer spells the end of the answer."""
+    model = StepModelReward(load_step_model(ModelConfig(path=str(base), device="cpu")), FACTS)
+    row, plain = (model.read(prompt("ab"), answer(text)) for text in ("de<eos>f g", "def g"))
+    assert isinstance(row, Solution)
+    assert isinstance(plain, Solution)
+    assert 2 not in row.ids
+    assert len(row.ends) == 2
+    assert plain.ids == tuple(model.loaded.tokenizer("abdef g ").input_ids)

@@ -45,6 +45,17 @@ def test_there_is_nothing_to_tell_answers_of_one_kind_from(tmp_path, algorithm, 
     assert fix in str(error.value)
 
 
+def test_dropped_rows_are_named_before_the_missing_class(tmp_path):
+    with pytest.raises(DataError) as error:
+        pt.train(config(tmp_path, [1, -1], max_dropped=0.5))  # type: ignore[list-item]
+    assert (
+        "training data: dropped 4 of 8 rows: 4 label is neither true nor false (train.jsonl:2, train.jsonl:4, "
+        "train.jsonl:6); all 4 answers left are desirable"
+    ) in str(error.value)
+    assert "Write true or false, or 1 or 0, as the label of the dropped rows." in str(error.value)
+    assert "Add answers" not in str(error.value)
+
+
 def test_held_out_answers_of_one_kind_are_not_said_to_be_missing(tmp_path):
     heldout = tmp_path / "heldout.jsonl"
     heldout.write_text("".join(json.dumps({"prompt": w, "completion": w, "label": False}) + "\n" for w in WORDS[:3]))

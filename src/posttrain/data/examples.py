@@ -89,5 +89,5 @@ def answer_segments(
         return assistant_segments(talk, renderer, eos_ids, origin=origin, first=first, tools=tools)
     assert isinstance(completion, str), "messages are always rendered as chat"
     asked = Segment(ids=renderer.ids(renderer.text(prompt), is_chat=False), trained=False)
-    ids = tuple(renderer.tokenizer(completion, add_special_tokens=False).input_ids)
-    return closed([asked, Segment(ids=ids, trained=True)], renderer, eos_ids)
+    said = Segment(ids=renderer.ids(completion, is_chat=True), trained=True)
+    return closed([asked, said], renderer, eos_ids)

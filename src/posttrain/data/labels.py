@@ -11,6 +11,7 @@ import numpy as np
 from posttrain.data.dataset import numbers_of
 from posttrain.data.dropped import Dropped, Rendered
 from posttrain.data.forms import Form, detect, fits
+from posttrain.data.layouts import NO_LABEL
 from posttrain.data.pairs import judged_answer, render_pairs
 from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row
@@ -82,15 +83,19 @@ def only_class(rows: Sequence[LabelledExample]) -> str:
     return "" if len(labels) != 1 else "desirable" if labels.pop() else "undesirable"
 
 
-def refuse_one_class(rows: Sequence[LabelledExample], what: str) -> None:
-    """Raise `DataError` if all answers have the same label."""
-    only = only_class(rows)
+def refuse_one_class(found: LabelledSet, what: str) -> None:
+    """Raise `DataError` if all answers have the same label. It names the dropped rows, which may have had the other."""
+    only = only_class(found.rows)
     if only:
         alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
+        left = f"{found.dropped_summary}; all {len(found.rows)} answers left" if found.dropped else ""
+        unread = any(NO_LABEL in reason for _, reason in found.dropped)
         raise DataError(
-            given=f"{what}: all {len(rows)} answers are {only}",
+            given=f"{what}: {left or f'all {len(found.rows)} answers'} are {only}",
             allowed="desirable and undesirable answers: with only one kind there is nothing to compare",
-            fix=f"Add answers with label {str(only != 'desirable').lower()}{alone}.",
+            fix="Write true or false, or 1 or 0, as the label of the dropped rows."
+            if unread
+            else f"Add answers with label {str(only != 'desirable').lower()}{alone}.",
         )
 
 

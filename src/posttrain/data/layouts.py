@@ -103,12 +103,16 @@ def number(values: Values, column: str) -> float:
     return found
 
 
+NO_LABEL = "is neither true nor false"
+"""The end of the reason for a row with another label, such as -1."""
+
+
 def boolean(values: Values, column: str) -> bool:
     """A truth value: true or false, 1 or 0, or the same as text, as in CSV."""
     value = cell(values, column)
     found = {"true": True, "1": True, "false": False, "0": False}.get(str(value).strip().lower())
     if found is None or isinstance(value, float):
-        raise Unusable(f"{column} is neither true nor false")
+        raise Unusable(f"{column} {NO_LABEL}")
     return found
 
 

@@ -166,6 +166,8 @@ def by_tags(talk: Conversation) -> list[Segment]:
     renderer = talk.renderer
     if not re.search(r"\{%-?\s*generation\s*-?%\}", _template_text(renderer)):
         raise NotFound("the template has no {% generation %} tags")
+    if renderer.spell is not None:
+        raise NotFound("the tags are found with the tokenizer, which would read spelled special tokens as tokens")
     encoded = renderer.encode_marked(talk.messages, talk.tools)
     ids, mask = list(encoded["input_ids"]), [bool(one) for one in encoded["assistant_masks"]]
     starts = [n for n, on in enumerate(mask) if on and not (n and mask[n - 1])]

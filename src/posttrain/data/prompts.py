@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -64,6 +64,8 @@ class Renderer:
     """Whether all answers of a conversation are trained, or only the last one."""
     tools: Sequence[Mapping[str, Any]] | None = None
     """Schemas of the tools of the run, for prompts that have no tools of their own."""
+    spell: Callable[[str], tuple[int, ...]] | None = None
+    """Tokenises rendered text in place of the tokenizer: see `Literal`."""
 
     @staticmethod
     def of(
@@ -151,6 +153,8 @@ class Renderer:
     def ids(self, text: str, *, is_chat: bool) -> tuple[int, ...]:
         """The token ids of a text. A template writes its own BOS. Plain text gets the special tokens that the tokenizer
         puts first, and never a final EOS."""
+        if is_chat and self.spell is not None:
+            return self.spell(text)
         try:
             ids = list(self.tokenizer(text, add_special_tokens=not is_chat).input_ids)
         except (TypeError, UnicodeEncodeError):  # data cannot hold lone surrogates, but a template may write them

@@ -77,7 +77,7 @@ def render_solution(
     ids = list(renderer.ids(renderer.text(prompt), is_chat=messages is not None))
     closing, ends = separator_ids(renderer, separator), []
     for step in steps:
-        ids += renderer.tokenizer(step.removesuffix(separator), add_special_tokens=False).input_ids
+        ids += renderer.ids(step.removesuffix(separator), is_chat=True)
         ids += closing
         ends.append(len(ids) - 1)
     return Solution(tuple(ids), tuple(ends))

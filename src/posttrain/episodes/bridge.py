@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from posttrain.data.dropped import Unusable
 from posttrain.data.harmony import ANALYSIS, END, FINAL, MESSAGE, NEXT, require_ends
+from posttrain.data.literal import Literal as LiteralText
 from posttrain.data.special import eos_pattern
 from posttrain.episodes.comparing import difference, is_made_of, squeezed, unspaced
 from posttrain.episodes.conduct import ROLES
-from posttrain.episodes.literal import Literal as LiteralText
 from posttrain.episodes.tools import UNKNOWN
 from posttrain.errors import ConfigError
 

@@ -15,18 +15,20 @@ from posttrain.evaluate.row_scores import of_baseline
 from posttrain.files import require_plain
 from posttrain.shown import shown
 from posttrain.store.checkpoint import Checkpoints
-from posttrain.store.folders import is_pipeline, last_stage
+from posttrain.store.folders import is_pipeline, last_stage, refuse_several_runs
 
 
 def run_in(folder: Path) -> Path | None:
     """Return the folder of the run: this folder, or the last stage of a pipeline; None if it holds no run.
 
-    Raises ModelError for a pipeline that is not finished, and ConfigError for links in it (see `require_plain`).
+    Raises ModelError for a pipeline that is not finished and for a folder of several runs, and ConfigError for links in
+    it (see `require_plain`).
     """
     if is_pipeline(folder):
         require_plain(folder)
         return last_stage(folder)
     if not os.path.lexists(folder / "config.yaml"):
+        refuse_several_runs(folder)
         return None
     require_plain(folder)
     return folder

@@ -308,6 +308,22 @@ def _one_class_sentences(evaluation: Mapping[str, Any], only: str) -> list[str]:
     return [text, f"Their log-probability changed by {show_change('logps', moved)} nats per answer."]
 
 
+def _during_training(run: RunRecord, measure: str) -> list[str]:
+    """Say what the newest evaluation during training found, and how to measure a later checkpoint."""
+    found = [(step, headline_span(evaluation, measure)) for step, evaluation in run.evaluations.items() if step > 0]
+    step, newest = next(((step, value) for step, value in reversed(found) if value is not None), (0, None))
+    sentences = []
+    if newest is not None:
+        sentences.append(f"At step {step}, in its newest evaluation, it was {show_span(measure, newest)}.")
+    saved_at = max(run.checkpoint_steps, default=0)
+    if run.status != "finished" and saved_at > step:
+        sentences.append(
+            f"It was not measured after training: `posttrain eval {shown(run.folder)}` measures its checkpoint of "
+            f"step {saved_at} on the same rows."
+        )
+    return sentences
+
+
 def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Span | None) -> Verdict:
     rewards = run.series("reward")
     sentences = []
@@ -327,12 +343,7 @@ def _unmeasured(run: RunRecord, measure: str, baseline: Span | None, trained: Sp
         sentences.append("Without held-out data before and after, this page cannot say whether the model improved.")
     if baseline is not None:
         sentences.append(f"Before training, held-out {measure} was {show_span(measure, baseline)}.")
-        trained_at = max(run.checkpoint_steps, default=0)
-        if trained is None and run.status != "finished" and trained_at:
-            sentences.append(
-                f"It was not measured after training: `posttrain eval {shown(run.folder)}` measures its checkpoint of "
-                f"step {trained_at} on the same rows."
-            )
+        sentences += _during_training(run, measure) if trained is None else []
     if rewards:
         first, last = fifths(rewards)
         sentences.append(

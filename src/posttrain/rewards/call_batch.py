@@ -97,9 +97,10 @@ class CallBatch:
 
     def _of_tokens(self, outcome: Outcome, row: Row) -> list[float] | None:
         """The numbers of each token; None if a built-in gave one number for the whole completion."""
-        if self.component.builtin is not None and not isinstance(outcome.value, list):
-            return None
-        return _of_tokens(self.component.label, outcome, row)
+        label = self.component.label
+        if self.component.builtin is None:
+            return _of_tokens(label, outcome, row)
+        return _of_turns(label, outcome.value, row) if isinstance(outcome.value, list) else None
 
     def _of_sum(self, total: float) -> Verdict | None:
         """The verdict on a completion whose tokens have numbers."""
@@ -230,22 +231,10 @@ def _value(label: str, outcome: Outcome, row: Row) -> float | None:
 
 def _of_tokens(label: str, outcome: Outcome, row: Row) -> list[float] | None:
     """One number for each token of the completion; None if the reward failed or does not apply."""
-    value, drawn = outcome.value, row.completion.drawn
+    value = outcome.value
     if outcome.failed or (outcome.kind == "value" and value is None):
         return None
-    problem = ""
-    if not isinstance(value, list):
-        problem = outcome.message or f"{value}"
-    elif len(value) != len(drawn):
-        problem = f"{len(value)} numbers for {len(drawn)} tokens"
-    else:
-        for place, number in enumerate(value):
-            if number is None or not abs(number) <= LARGEST**2:  # nan is not
-                problem = f"{number} for token {place + 1}"
-            elif number and not drawn[place]:
-                problem = f"{number:g} for token {place + 1}, which the policy did not draw,"
-            if problem:
-                break
+    problem = _problem(value, row.completion.drawn) if isinstance(value, list) else outcome.message or f"{value}"
     if not problem:
         return value
     raise RewardError(
@@ -255,6 +244,34 @@ def _of_tokens(label: str, outcome: Outcome, row: Row) -> list[float] | None:
         fix=AWAIT_IT
         if outcome.message == A_COROUTINE
         else "Ask for the argument completion_ids and return a list of that length.",
+    )
+
+
+def _problem(value: list[float | None], drawn: Sequence[bool]) -> str:
+    """What is wrong with the first number that no token may have; "" if all are right."""
+    if len(value) != len(drawn):
+        return f"{len(value)} numbers for {len(drawn)} tokens"
+    for place, number in enumerate(value):
+        if number is None or not _may_count(number):
+            return f"{number} for token {place + 1}"
+        if number and not drawn[place]:
+            return f"{number:g} for token {place + 1}, which the policy did not draw,"
+    return ""
+
+
+def _may_count(number: float) -> bool:
+    return abs(number) <= LARGEST**2  # nan is not
+
+
+def _of_turns(label: str, value: list[float], row: Row) -> list[float]:
+    """What the environment gave, on the last token of each turn. Its author wrote methods, and no numbers of tokens."""
+    wrong = next((number for number in value if not _may_count(number)), None)
+    if wrong is None:
+        return value
+    raise RewardError(
+        given=f'reward "{label}": the environment gave {wrong:g} to a turn of {_which(row)}',
+        allowed=f"values of turn_reward() and reward() within {LARGEST**2:g} of 0",
+        fix="Bound what turn_reward() and reward() of the environment return, for example min(max(value, -1), 1).",
     )
 
 

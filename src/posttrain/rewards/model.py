@@ -3,7 +3,8 @@
 The model scores the text of a completion as an answer to the prompt of the dataset. A plain prompt is rendered like the
 reward model's training data, with the reward model's system prompt instead of the policy's. Chat messages stay
 unchanged. A finished answer ends with the EOS token that ended the answers in the reward model's training. A truncated
-answer has no EOS token, and the model scores it at its last token all the same (RULE 43).
+answer has no EOS token, and the model scores it at its last token all the same (RULE 43). The name of a special token
+in the text of an answer is tokenised as letters: else a policy could write a second turn, and have that scored.
 
 For a model that scores steps, the answer is split at its separators, and the scores of its steps become one number. The
 unfinished last step of a truncated answer has no score, because such steps had no label in training. An answer without
@@ -17,6 +18,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 
 from posttrain.config import ModelConfig
 from posttrain.data.collate import collate
+from posttrain.data.literal import Literal
 from posttrain.data.pairs import Text, render_answer
 from posttrain.data.prompts import Renderer
 from posttrain.data.steps import Solution, render_solution, split_steps
@@ -62,6 +65,7 @@ class ModelReward:
     def __init__(self, loaded: LoadedModel, facts: ScoringFacts, *, normalize: bool = False) -> None:
         self.loaded, self.facts = loaded, facts
         self.eos_ids = frozenset(facts.eos_ids) or loaded.eos_ids
+        self.literal = Literal.of(loaded.tokenizer, self.eos_ids, ordinary=False)
         self.renderer = Renderer(
             tokenizer=loaded.tokenizer,
             chat=bool(loaded.tokenizer.chat_template) if facts.chat is None else facts.chat,
@@ -130,9 +134,17 @@ class ModelReward:
     def ids(self, prompt: Prompt, text: str, *, truncated: bool) -> tuple[int, ...]:
         """Token ids of prompt and answer, rendered for this model."""
         asked, renderer = asked_by(prompt, self.renderer)
+        [said], renderer = self.as_letters([text], renderer)
         where = f"prompt {prompt.index}"
-        ids = render_answer(asked, text, renderer, self.eos_ids, index=prompt.index, origin=where).input_ids
+        ids = render_answer(asked, said, renderer, self.eos_ids, index=prompt.index, origin=where).input_ids
         return ids[:-1] if truncated and ids[-1] in self.eos_ids else ids
+
+    def as_letters(self, texts: Sequence[str], renderer: Renderer) -> tuple[list[str], Renderer]:
+        """The texts with each name of a special token replaced, and the renderer that tokenises its letters instead."""
+        hidden, known = self.literal.hide([{"content": text} for text in texts])
+        if not known:
+            return list(texts), renderer
+        return [one["content"] for one in hidden], replace(renderer, spell=partial(self.literal.ids, known=known))
 
     def _prepare(self, prompt: Prompt, completion: Completion) -> Solution | Outcome:
         try:
@@ -291,4 +303,5 @@ class StepModelReward(ModelReward):
 
     def _rendered(self, prompt: Prompt, steps: Sequence[str]) -> Solution:
         asked, renderer = asked_by(prompt, self.renderer)
-        return render_solution(asked, steps, renderer, self.facts.separator or SEPARATOR)
+        said, renderer = self.as_letters(steps, renderer)
+        return render_solution(asked, said, renderer, self.facts.separator or SEPARATOR)

@@ -1,4 +1,4 @@
-"""Finds the model folder to suggest, if a user gives the folder of a run or of a pipeline where a model is needed.
+"""Finds the model or the run to suggest, if a user gives a folder that holds one where another kind is needed.
 
 It reads only names and pipeline.json. The code that reads a checkpoint checks whether it is intact.
 """
@@ -6,12 +6,15 @@ It reads only names and pipeline.json. The code that reads a checkpoint checks w
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from posttrain.errors import ModelError
 from posttrain.shown import shown
 
 SETTINGS, PROGRESS = "pipeline.yaml", "pipeline.json"
+NAMED = 5
+"""Most runs that an error names."""
 
 
 def is_pipeline(folder: Path) -> bool:
@@ -91,6 +94,35 @@ def model_to_give(folder: Path) -> str:
     if not models:
         return f"There is no checkpoint yet of {whose}; {_go_on(folder)}"
     return f"Give {' or '.join(models)}, the newest checkpoint of {whose}."
+
+
+def refuse_several_runs(folder: Path) -> None:
+    """Raise ModelError for the folder of a comparison or a sweep, or for another one whose subfolders are runs.
+
+    It names the runs that have a checkpoint. A folder with a model passes, whatever else it holds.
+    """
+    runs = sorted(file.parent for place in ("*", "runs/*", "trials/*") for file in folder.glob(f"{place}/config.yaml"))
+    if not runs or any(next(folder.glob(name), None) for name in ("config.json", "adapter_config.json", "*.gguf")):
+        return
+    sweep = (folder / "study.db").is_file()
+    kind = "a comparison" if (folder / "compare.yaml").is_file() else "a sweep" if sweep else "several runs"
+    raise ModelError(
+        given=f"{folder} is the folder of {kind}",
+        allowed="a model folder, or the folder of a run or of a finished pipeline",
+        fix=_best_of_sweep(folder) if sweep else _named_runs([run for run in runs if newest_model(run) is not None]),
+    )
+
+
+def _named_runs(runs: Sequence[Path]) -> str:
+    if not runs:
+        return "No run in it has saved a checkpoint."
+    return f"Name {' or '.join([*map(str, runs[:NAMED]), *(['another run in it'] if len(runs) > NAMED else [])])}."
+
+
+def _best_of_sweep(folder: Path) -> str:
+    best = folder / "best.yaml"
+    keeps = "A sweep keeps no model of its trials"
+    return f"{keeps}: `posttrain train {shown(best)}` trains the best one." if best.is_file() else f"{keeps}."
 
 
 def _go_on(folder: Path) -> str:

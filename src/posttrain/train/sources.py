@@ -272,7 +272,7 @@ def labelled(inputs: Inputs) -> Source:
     """The source for single answers that are labelled desirable or undesirable."""
     config, loaded = inputs.config, inputs.loaded
     train, heldout = inputs.rendered(render_labels)
-    refuse_one_class(train.rows, "training data")
+    refuse_one_class(train, "training data")
     notes = [*inputs.notes(train, heldout), *class_notes(heldout)]
     answers = Dataset(records=train.rows, pad_id=loaded.pad_id).sequences
     used = used_rows(config, len(answers))

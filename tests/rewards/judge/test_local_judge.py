@@ -6,20 +6,24 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from tests.episodes.families import tokenizer_of
 from tests.rewards.rollouts import completion, prompt
 from tests.tiny import tiny_model
 from transformers import AutoModelForCausalLM
 
-from posttrain.config import ModelConfig
+from posttrain.config import JudgeConfig, ModelConfig
 from posttrain.engines.local import LocalSampler
 from posttrain.errors import ConfigError, ModelError
 from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.rewards.judge import judge_metrics
+from posttrain.rewards.judge.local import LocalJudge
+from posttrain.rewards.judge.templates import as_data
 
 ROOM = {"max_position_embeddings": 2048}
 CHARACTERS = "".join(map(chr, range(32, 127))) + "\n"
@@ -164,3 +168,13 @@ def test_the_weights_of_a_judge_are_not_trained(folder):
         model = component.judge.backend.sampler.model  # type: ignore[union-attr]
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert isinstance(model, AutoModelForCausalLM.from_pretrained(folder).__class__)
+
+
+def test_no_special_token_of_the_judges_tokenizer_stands_in_an_answer():
+    """Also those that its settings do not name: smollm2 has 17 special tokens, and three of them have a role."""
+    tokenizer = tokenizer_of("smollm2")
+    judge = LocalJudge(JudgeConfig(model="policy", mode="score"))
+    judge.bind(SimpleNamespace(tokenizer=tokenizer), {})  # type: ignore[arg-type]
+    special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
+    shown = as_data("a".join(special), judge.control)
+    assert not set(special.values()) & set(tokenizer(shown).input_ids)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config import ModelConfig, SamplingConfig
+from posttrain.data.literal import Literal
 from posttrain.data.prompts import Renderer
 from posttrain.engines import Sampler, make_sampler
 from posttrain.engines.held import hold_frozen
@@ -91,7 +92,7 @@ class LocalJudge:
     @property
     def control(self) -> Collection[str]:
         """The texts that the tokenizer would read as special tokens."""
-        return self.sampler.tokenizer.all_special_tokens
+        return Literal.of(self.sampler.tokenizer, ordinary=False).names
 
     def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
         """One reply per conversation, in order. A question that does not fit into the context is a failure."""

@@ -23,15 +23,21 @@ _FORM = ("role", "type")
 
 @dataclass(frozen=True)
 class Literal:
-    """The names of a tokenizer's special tokens, and of all tokens added to its vocabulary except white space."""
+    """Names of tokens that a tokenizer finds in any text, whatever stands around them."""
 
     tokenizer: PreTrainedTokenizerBase
     names: Mapping[str, int]
     _pattern: re.Pattern[str] | None = field(repr=False)
 
     @staticmethod
-    def of(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int] = ()) -> Literal:
-        ids = {*tokenizer.added_tokens_decoder, *tokenizer.all_special_ids, *eos_ids}
+    def of(tokenizer: PreTrainedTokenizerBase, eos_ids: Collection[int] = (), *, ordinary: bool = True) -> Literal:
+        """The names of the special tokens, and of all tokens added to the vocabulary except white space.
+
+        Without `ordinary`, only those that are left out when an answer is decoded: an answer may well contain an added
+        token such as <think>, and a special token only if the policy has spelled it.
+        """
+        added = (token for token, about in tokenizer.added_tokens_decoder.items() if ordinary or about.special)
+        ids = {*added, *tokenizer.all_special_ids, *eos_ids}
         named = {str(tokenizer.convert_ids_to_tokens(token)): token for token in ids}
         names = {name: token for name, token in named.items() if name.strip(" \t\r\n▁")}
         longest_first = sorted(names, key=lambda name: (-len(name), name))
