@@ -190,6 +190,32 @@ def test_a_job_takes_its_config_and_the_files_that_this_names_along(here):
         assert (luggage.folder / "data" / "rows.jsonl").is_file()
 
 
+def test_the_files_of_a_pattern_and_what_links_lead_to_go_along_in_their_places(here, tmp_path_factory):
+    (here / "run.yaml").write_text(json.dumps(settings(data={"train": "data/*.jsonl", "eval": "linked.jsonl"})))
+    (here / "data").mkdir()
+    for name in ("a", "b"):
+        write_prompts(here / "data" / f"{name}.jsonl", count=2)
+    (here / "linked.jsonl").symlink_to(write_prompts(tmp_path_factory.mktemp("far") / "rows.jsonl", count=2))
+    with luggage_of(job(), load_config("run.yaml").config) as luggage:
+        for name in ("data/a.jsonl", "data/b.jsonl", "linked.jsonl"):
+            assert (luggage.folder / name).read_bytes() == (here / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"train": "large.jsonl"}, r"data\.train = large\.jsonl, a file of 10\.0 MiB, which is not sent"),
+        ({"train": "la*.jsonl"}, r"data\.train = large\.jsonl, a file of 10\.0 MiB, which is not sent"),
+        ({"eval": "../rows.jsonl"}, r"data\.eval = \.\./rows\.jsonl, a file that is not below the present directory"),
+    ],
+)
+def test_data_that_cannot_be_sent_is_refused(here, data, message):
+    (here / "large.jsonl").write_bytes(b" " * (LARGEST_FILE + 1))
+    write_prompts(here.parent / "rows.jsonl", count=2)
+    with pytest.raises(ConfigError, match=message):
+        Luggage.of(load_config(settings(data={"train": "data.jsonl", **data})).config, files=True)
+
+
 def test_the_program_of_an_agent_goes_along(here):
     (here / "run.yaml").write_text(json.dumps(settings(agent={"command": ["/usr/bin/python3", "agent.py"]})))
     (here / "agent.py").write_text("print(1.0)")

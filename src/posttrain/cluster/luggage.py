@@ -6,6 +6,7 @@ They are copied into one folder, which Ray gives every node as the working direc
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import os
 import shutil
@@ -53,9 +54,8 @@ class Luggage:
             for _, function in functions_named(config):
                 if not function.startswith(IN_MEMORY):
                     luggage.add_function(function)
-            for _, path in files_named(config) if files else ():
-                if not Path(path).is_absolute() and Path(path).is_file():
-                    luggage.add_file(Path(path))
+            for setting, path in files_named(config) if files else ():
+                luggage.add_named(setting, path)
         except BaseException:
             luggage.close()
             raise
@@ -94,9 +94,19 @@ class Luggage:
         if str(folder) not in self.moved:
             self._pack(folder, self._place_of(folder))
 
+    def add_named(self, setting: str, path: str) -> None:
+        """Add the files that a setting names by a relative path or pattern, if they are files of this machine. Raises
+        ConfigError for those that cannot be sent."""
+        if Path(path).is_absolute():
+            return
+        for file in [Path(path), *map(Path, sorted(glob.glob(path, recursive=True)))]:
+            if file.is_file():
+                _refuse_unsent(setting, file)
+                self.add_file(file)
+
     def add_file(self, file: Path) -> None:
-        """Add a file that a config names by a relative path."""
-        place = self.folder / self._place_of(file.resolve())
+        """Add a file below the present directory."""
+        place = self.folder / Path(os.path.abspath(file)).relative_to(Path.cwd())
         place.parent.mkdir(parents=True, exist_ok=True)
         self._copy(file, place)
 
@@ -127,6 +137,19 @@ class Luggage:
                 fix="Put the reward function into a folder of its own.",
             )
         shutil.copy2(file, place)
+
+
+def _refuse_unsent(setting: str, file: Path) -> None:
+    size, below = file.stat().st_size, Path(os.path.abspath(file)).is_relative_to(Path.cwd())
+    if below and size <= LARGEST_FILE:
+        return
+    why = f"a file of {size / 2**20:.1f} MiB" if below else "a file that is not below the present directory"
+    raise ConfigError(
+        given=f"{setting} = {file}, {why}, which is not sent to the cluster",
+        allowed=f"files below the present directory of at most {LARGEST_FILE >> 20} MiB, or an absolute path on "
+        "storage that the cluster sees",
+        fix=f"Copy it there, and set {setting} to its absolute path.",
+    )
 
 
 def refuse_folders(config: RunConfig) -> None:
