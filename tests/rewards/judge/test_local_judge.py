@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +25,7 @@ from posttrain.models.load import LoadedModel, load_model
 from posttrain.rewards import Reward, Scores, build_rewards
 from posttrain.rewards.judge import judge_metrics
 from posttrain.rewards.judge.local import LocalJudge
+from posttrain.rewards.judge.records import Conversation
 from posttrain.rewards.judge.templates import as_data
 
 ROOM = {"max_position_embeddings": 2048}
@@ -178,3 +181,26 @@ def test_no_special_token_of_the_judges_tokenizer_stands_in_an_answer():
     special = {str(token): number for number, token in tokenizer.added_tokens_decoder.items() if token.special}
     shown = as_data("a".join(special), judge.control)
     assert not set(special.values()) & set(tokenizer(shown).input_ids)
+
+
+def test_two_threads_take_turns_in_decoding_with_one_judge(loaded):
+    """Decoding changes the model while it lasts, and an asynchronous run scores and evaluates in two threads."""
+    judge = LocalJudge(JudgeConfig(model="policy", mode="score", max_tokens=6))
+    sampler, inside, together = sampler_of(loaded), [], []
+    decode = sampler.generate
+
+    def watched(*prompts: Any, **how: Any) -> Any:
+        inside.append(None)
+        together.append(len(inside))
+        time.sleep(0.05)
+        found = decode(*prompts, **how)
+        inside.pop()
+        return found
+
+    sampler.generate = watched  # type: ignore[method-assign]
+    judge.bind(sampler, {})
+    question = Conversation(messages=({"role": "user", "content": "which?"},))
+    with ThreadPoolExecutor(2) as threads:
+        replies = list(threads.map(lambda _: judge.answer([question], lambda place, reply: None), range(4)))
+    assert together == [1] * 4
+    assert len({reply.text for (reply,) in replies}) == 1

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from posttrain.config import ModelConfig, SamplingConfig
@@ -40,6 +41,7 @@ class LocalJudge:
         self.settings, self._folder, self._device = settings, folder, device
         self._bound: Judging | None = None
         self._template_kwargs: Mapping[str, Any] = {}
+        self._alone = Lock()
 
     @property
     def is_policy(self) -> bool:
@@ -95,7 +97,15 @@ class LocalJudge:
         return Literal.of(self.sampler.tokenizer, ordinary=False).names
 
     def answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
-        """One reply per conversation, in order. A question that does not fit into the context is a failure."""
+        """One reply per conversation, in order. A question that does not fit into the context is a failure.
+
+        An asynchronous run scores in one thread and evaluates in another. They take turns, because decoding changes the
+        model while it lasts.
+        """
+        with self._alone:
+            return self._answer(conversations, keep)
+
+    def _answer(self, conversations: Sequence[Conversation], keep: Callable[[int, Reply], None]) -> list[Reply]:
         started, sampler = time.perf_counter(), self.sampler
         rows = [self._ids(conversation) for conversation in conversations]
         fits = [place for place, row in enumerate(rows) if not isinstance(row, Reply)]
