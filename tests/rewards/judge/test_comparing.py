@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.rewards.judge.server import one_point_per_letter, same_text
 from tests.rewards.rollouts import completion, prompt
 
 from posttrain.rewards.judge import Judgement, Reply, judge_metrics
+from posttrain.rewards.judge.modes import even_pairs
 
 
 def metrics(scores) -> dict[str, float]:
@@ -47,7 +50,7 @@ def test_a_tie_in_one_order_is_a_tie(score, server):
 def test_a_maximum_of_comparisons_is_spread_evenly(score, server):
     scores = score(["a", "bb", "ccc", "dddd"], max_comparisons=2)
     assert len(scores.judgements) == 2
-    assert scores.rewards_PG == [[0.0, 1.0, 0.0, 1.0]]
+    assert scores.rewards_PG == [[0.0, 0.0, 1.0, 1.0]], "the first meets the last"
 
 
 def test_every_answer_takes_part_in_one_comparison_whatever_the_maximum(score):
@@ -162,3 +165,12 @@ def test_metrics_of_a_worked_step():
         "judge/tokens": 60.0,
         "judge/seconds": 3.0,
     }
+
+
+@given(size=st.integers(2, 12), most=st.integers(1, 70))
+def test_every_answer_is_compared_about_equally_often(size: int, most: int):
+    pairs = even_pairs(size, most)
+    assert len(pairs) == len(set(pairs)) == min(max(most, -(-size // 2)), size * (size - 1) // 2)
+    counts = [sum(member in pair for pair in pairs) for member in range(size)]
+    assert min(counts) >= 1
+    assert max(counts) - min(counts) <= 1 + size % 2

@@ -9,7 +9,7 @@ reference   1 if the answer means the same as a column of the row, else 0
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -136,22 +136,17 @@ def _spoken(content: Any) -> str:
 
 def even_pairs(size: int, most: int | None) -> list[tuple[int, int]]:
     """All pairs of a group, or `most` of them, but at least half as many as members: each is in at least one pair, and
-    all in about equally many.
+    all in about equally many. They are the first rounds of a tournament, in which everybody plays once per round.
 
     >>> even_pairs(3, None), even_pairs(4, 2), even_pairs(3, 1)
-    ([(0, 1), (0, 2), (1, 2)], [(0, 1), (2, 3)], [(0, 1), (0, 2)])
+    ([(0, 1), (0, 2), (1, 2)], [(0, 3), (1, 2)], [(1, 2), (0, 2)])
     """
-    pairs = list(combinations(range(size), 2))
-    if most is None or most >= len(pairs):
-        return pairs
-    counts, chosen = [0] * size, []
-    least: Callable[[tuple[int, int]], tuple[int, int]] = lambda pair: (  # noqa: E731
-        counts[pair[0]] + counts[pair[1]],
-        max(counts[pair[0]], counts[pair[1]]),
-    )
-    for _ in range(max(most, -(-size // 2))):
-        pair = min((pair for pair in pairs if pair not in chosen), key=least)
-        chosen.append(pair)
-        for member in pair:
-            counts[member] += 1
-    return chosen
+    if most is None or most >= size * (size - 1) // 2:
+        return list(combinations(range(size), 2))
+    circle, pairs = size - 1 + size % 2, []  # of an even size, the last member stands in the middle
+    for turn in range(circle):
+        for step in range(circle // 2 + 1):
+            one, other = (turn + step) % circle, (turn - step) % circle
+            if step or size % 2 == 0:
+                pairs.append(tuple(sorted((one, other if step else size - 1))))
+    return pairs[: max(most, -(-size // 2))]

@@ -203,7 +203,7 @@ def _choice(text: str, options: Options, *, trusted: bool = False) -> str | None
         return None
     by_text = [label for label, option in options.items() if _plain(option) == _plain(text)]
     if len(by_text) == 1:
-        return by_text[0]
+        return _instead_of_text(text, by_text[0], options, trusted=trusted)
     match = _LETTER.match(text)
     label, rest = (match["label"].upper(), match["rest"].strip()) if match else ("", "")
     if match is None or (label not in options if options else label.isdigit() and rest):
@@ -223,6 +223,18 @@ def _choice(text: str, options: Options, *, trusted: bool = False) -> str | None
         return "" if any(_plain(option) == _plain(said) for option in options.values()) else label
     marked = bool(match["open"] or match["mark"])
     return label if _may_follow(said.strip(" \t\n_.,;:!)]"), marked=marked and not options) else ""
+
+
+def _instead_of_text(text: str, by_text: str, options: Options, *, trusted: bool) -> str:
+    """The label that a text names if it is the text of choice `by_text`, and perhaps the label of another choice.
+
+    As a gold answer, and in brackets or before a mark, it is the label. Otherwise nobody knows.
+    """
+    match = _LETTER.fullmatch(text)
+    label = match["label"].upper() if match and not match["rest"] else by_text
+    if match is None or label not in options or label == by_text:
+        return by_text
+    return label if trusted or match["open"] or match["mark"] else ""
 
 
 def _may_follow(said: str, *, marked: bool) -> bool:
@@ -250,7 +262,7 @@ def _options(choices: Sequence[Any] | Mapping[str, Any] | None) -> Options:
         return {}
     if isinstance(choices, Mapping):
         if "text" in choices:
-            return dict(zip(map(str, choices.get("label", LETTERS)), map(str, choices["text"]), strict=False))
+            choices = dict(zip(choices.get("label", LETTERS), choices["text"], strict=False))
         return {str(label).upper(): str(text) for label, text in choices.items()}
     if isinstance(choices, str) or not 2 <= len(choices) <= len(LETTERS):
         raise DataError(given=f"choices = {choices!r}", allowed=f"a list of 2 to {len(LETTERS)} texts")
