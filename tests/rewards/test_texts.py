@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -66,6 +67,12 @@ def test_what_is_overlooked_is_what_was_declared():
     assert fuzzy_match("PARIS", "Paris", normalize=[]).score == 0
     with pytest.raises(ConfigError, match="normalize holds 'stem'; allowed: unicode, case"):
         normalized("x", ["stem"])  # type: ignore[list-item]
+
+
+def test_a_gold_number_may_be_one_of_numpy():
+    assert exact_match("5", np.int64(5)).score == exact_match("5", np.float64(5.0)).score == 1
+    with pytest.raises(DataError, match="the gold answer is"):
+        exact_match("True", np.bool_(True))
 
 
 def test_an_exact_match_may_overlook_what_is_declared():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Integral
 from typing import Any
 
 from posttrain.errors import DataError
@@ -29,6 +30,8 @@ def gold_text(answer: Any) -> str:
     """
     if isinstance(answer, float) and answer.is_integer():
         answer = int(answer)
+    elif isinstance(answer, Integral) and not isinstance(answer, bool):
+        answer = int(answer)  # one of NumPy's integers
     if isinstance(answer, str):
         text = answer.rpartition("####")[2].strip()
     elif isinstance(answer, int | float) and not isinstance(answer, bool) and abs(answer) < float("inf"):
