@@ -98,6 +98,27 @@ def test_rows_that_were_too_long_for_the_run_are_left_out_again_and_counted(fold
     assert again.measured["accuracy"] == pytest.approx(theirs["accuracy"], abs=1e-4)
 
 
+@pytest.mark.parametrize("then", ["gone", "changed"])
+def test_a_run_is_measured_with_the_template_of_its_checkpoint(folder, then):
+    """The file that the config names belongs to the next experiment."""
+    template = folder / f"{then}.jinja"
+    template.write_text(
+        "{% for m in messages %}{{ m['role'][0] }}{{ m['content'] }}{{ eos_token }}{% endfor %}"
+        "{% if add_generation_prompt %}a{% endif %}"
+    )
+    model = {"path": str(folder / "model"), "chat_template": str(template)}
+    trained = run(folder, "sft", "talks.jsonl", model=model, output=str(folder / f"run-{then}"))
+    prompts = [{"prompt": [{"role": "user", "content": "abc"}], "answer": "cba"}]
+    before = pt.evaluate(trained.folder, prompts, "exact_match", k=0, max_completion_length=4)
+    template.unlink() if then == "gone" else template.write_text(
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}b"
+    )
+    again, theirs = evaluate_given(trained.folder).measured, trained.evaluation["trained"]
+    assert again["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+    after = pt.evaluate(trained.folder, prompts, "exact_match", k=0, max_completion_length=4)
+    assert after.records == before.records
+
+
 def test_any_model_is_measured_on_any_file(folder):
     found = evaluate_given(folder / "model", str(folder / "pairs.jsonl"), max_rows=10)
     assert found.kind == "pairs"

@@ -195,7 +195,7 @@ def _kind_of(rows: Sequence[Row], known: Sequence[Kind], own: RunConfig | None) 
 def _of_policy(subject: _Subject) -> tuple[Measure, Kept]:
     """Return the measure of a language model by log-probabilities, with rows rendered as in its run."""
     kind, rows, own = subject.kind, subject.rows, subject.own
-    same = {"attention", "precision", "device", "trust_remote_code", "chat_template", "chat_template_kwargs"}
+    same = {"attention", "precision", "device", "trust_remote_code", "chat_template_kwargs"}
     base = {} if own is None else own.model.model_dump(include=same)
     config = load_config(
         {

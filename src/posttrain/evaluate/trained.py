@@ -35,7 +35,7 @@ def run_in(folder: Path) -> Path | None:
 
 
 def trained_model(run: Path, config: RunConfig) -> ModelConfig:
-    """Return the model of the newest checkpoint, with the run's settings for loading its model.
+    """Return the model of the newest checkpoint, with its own chat template and the run's settings for loading a model.
 
     Raises ModelError if the run has no checkpoint, and CheckpointError if the newest one is damaged.
     """
@@ -46,7 +46,8 @@ def trained_model(run: Path, config: RunConfig) -> ModelConfig:
             allowed="a run that has saved one, or a model folder",
             fix=f"`posttrain resume {shown(run)}` continues it.",
         )
-    return config.model.model_copy(update={"path": str(newest.model), "gguf_file": None, "revision": None})
+    as_saved = {"path": str(newest.model), "gguf_file": None, "revision": None, "chat_template": None}
+    return config.model.model_copy(update=as_saved)
 
 
 def baseline_of_run(run: Path, evaluation: Evaluation) -> Evaluation:
@@ -57,6 +58,8 @@ def baseline_of_run(run: Path, evaluation: Evaluation) -> Evaluation:
         return replace(evaluation, lost=str((lost | lost_answers).get("lost")))
     asked = {(record.index, record.prompt) for record in evaluation.records}
     same = [record for record in answers if (record.index, record.prompt) in asked]
+    if not same:
+        return replace(evaluation, lost="the prompts are not those that were answered before training")
     shared = {name: getattr(before, name) for name in ("temperature", "top_p", "seed", "samples", "verifiers")}
     counted = summarise(
         same, max_completion_length=before.max_completion_length, confidence=evaluation.confidence, **shared

@@ -13,8 +13,8 @@ import torch
 from posttrain.algorithms import ALGORITHMS
 from posttrain.config import DataConfig, SamplingConfig
 from posttrain.data.dropped import Dropped, Unusable
-from posttrain.data.forms import detect
-from posttrain.data.prompts import Renderer
+from posttrain.data.forms import Form, detect
+from posttrain.data.prompts import Renderer, prompt_form
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
 from posttrain.engines import make_sampler
@@ -87,7 +87,8 @@ def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count:
         except (DataError, OSError) as error:
             note = f"the run's data can no longer be read, so built-in prompts were replayed: {error}"
     rows = [Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN]
-    found = make.first(rows, count, kind="prompts", known_only=True)
+    plain = replace(make, data=data.model_copy(update={"prompt": None}))
+    found = plain.first(rows, count, kind="prompts", known_only=True)
     if not found:
         raise DataError(
             given="none of the built-in prompts can be replayed",
@@ -112,8 +113,8 @@ class _Maker:
         """Return the first `count` probes that fit. `known_only`: skip rows with the token for unknown words."""
         if not rows:
             return ()
-        kind = kind or self._kind(rows)
-        made = (probe for row in rows for probe in self._of_row(row, self._canonical(rows, kind, row)))
+        form = self._form(rows, kind or self._kind(rows))
+        made = (probe for row in rows for probe in self._of_row(row, form))
         unknown: Any = self.renderer.tokenizer.unk_token_id if known_only else None
         fitting = (probe for probe in made if 1 <= len(probe.ids) <= self.room and unknown not in probe.ids)
         first = enumerate(islice(fitting, count), start=1)
@@ -132,15 +133,15 @@ class _Maker:
             return kind
         return declared
 
-    def _canonical(self, rows: Sequence[Row], kind: str, row: Row) -> Mapping[str, Any]:
+    def _form(self, rows: Sequence[Row], kind: str) -> Form:
         if kind == "prompts" and self.data.prompt is not None:
-            template = self.data.prompt
-            text = template.format(**row.values) if "{" in template else row.values.get(template)
-            return {} if text is None else {"prompt": text}
-        found = detect(rows, kind).read(row, chat=self.renderer.chat)  # type: ignore[arg-type]
-        return {} if isinstance(found, Dropped) else found
+            return prompt_form(rows, self.data.model_copy(update={"answer": None}))
+        return detect(rows, kind)  # type: ignore[arg-type]
 
-    def _of_row(self, row: Row, values: Mapping[str, Any]) -> Iterator[Probe]:
+    def _of_row(self, row: Row, form: Form) -> Iterator[Probe]:
+        values = form.read(row, chat=self.renderer.chat)
+        if isinstance(values, Dropped):
+            return
         try:
             if self.origin.head == "tokens":
                 yield from self._prompt(row.origin, values)
