@@ -14,12 +14,15 @@ from torch import nn
 
 import posttrain
 from posttrain.config import ModelConfig, TrainConfig, load_config
+from posttrain.data.collate import collate_examples
 from posttrain.errors import CheckpointError, ConfigError, NonFiniteError
+from posttrain.functional.masks import masked
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
 from posttrain.store.checkpoint import load_state
 from posttrain.train.optimizer import CriticUpdates, Updater
 from posttrain.train.run import Run
 from posttrain.train.setup import Policy
+from posttrain.types import Example
 
 KINDS = {
     "separate": {},
@@ -116,39 +119,62 @@ def test_a_critic_starts_where_its_path_says(folder):
     assert (run.trainer.critic.head.weight == 0.125).all()
 
 
-SPREAD = ScoringFacts(mean=1.0, std=4.0, target_std=2.0)
+SPREAD = ScoringFacts(mean=1.0, std=4.0, target_mean=3.0, target_std=2.0)
 
 
 @pytest.mark.parametrize(
-    ("facts", "reward", "scale"),
+    ("facts", "reward", "scale", "offset"),
     [
-        (SPREAD, {"settings": {"normalize": True}, "weight": 0.5}, 0.25),
-        (SPREAD, {}, 2.0),
-        (ScoringFacts(), {"weight": 3.0}, 3.0),
-        (replace(SPREAD, link="logistic"), {"weight": 3.0}, 1.0),
-        (SPREAD, None, 1.0),
+        (SPREAD, {"settings": {"normalize": True}, "weight": 0.5}, 0.25, 0.5 * (3 - 1) / 4),
+        (SPREAD, {}, 2.0, 3.0),
+        (ScoringFacts(), {"weight": 3.0}, 3.0, 0.0),
+        (replace(SPREAD, link="logistic"), {"weight": 3.0}, 1.0, 0.0),
+        (SPREAD, None, 1.0, 0.0),
     ],
 )
-def test_a_critic_from_a_reward_model_starts_in_the_units_of_its_reward(folder, tmp_path, facts, reward, scale):
-    """Half of (2 z - 1) / 4 changes by 0.25 with z; a logistic score follows no line, and other rewards have none."""
+def test_a_critic_from_a_reward_model_starts_with_what_the_model_adds_to_the_reward(
+    folder, tmp_path, monkeypatch, facts, reward, scale, offset
+):
+    """0.5 (2 z + 3 - 1) / 4 = 0.25 z + 0.25; a logistic score follows no line, and other rewards have none. The reward
+    may name the folder in another way."""
     model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=5)
     begun = score_head(model.model).weight.detach().clone()
     save_reward_model(model, tmp_path / "scores", facts)
+    monkeypatch.chdir(tmp_path)
     tree = {
         "model": {"path": str(folder / "model"), "device": "cpu"},
         "algorithm": "ppo",
         "critic": {"path": str(tmp_path / "scores")},
         "data": {"train": str(folder / "prompts.jsonl")},
-        "rewards": [
-            {"name": "exact_match"},
-            *([] if reward is None else [{"model": str(tmp_path / "scores"), **reward}]),
-        ],
+        "rewards": [{"name": "exact_match"}, *([] if reward is None else [{"model": "scores", **reward}])],
         "train": {"steps": 1},
     }
     config = load_config(tree).config
     critic = Policy.of(config, config.algorithm.build(), tmp_path).critic
     assert critic is not None
     torch.testing.assert_close(critic.head.weight.detach(), scale * begun)
+    tokens, mask_BT = collate_examples([Example(index=0, input_ids=(4, 5, 6), completion_mask=(False, True, True))], 0)
+    values_BT = critic(tokens, mask_BT)
+    critic.offset.value = 0.0
+    torch.testing.assert_close(values_BT, masked(critic(tokens, mask_BT) + offset, mask_BT))
+
+
+@pytest.mark.slow
+def test_a_resumed_critic_keeps_the_constant_that_its_run_began_with(folder):
+    """A checkpoint of an earlier version has none: its critic has learnt without."""
+    model = load_reward_model(ModelConfig(path=str(folder / "model"), device="cpu"), seed=5)
+    save_reward_model(model, folder / "apart", SPREAD)
+    settings = {"critic.path": str(folder / "apart"), "rewards": [{"model": str(folder / "apart")}]}
+    whole = train(folder, "constant-whole", **settings, **{"train.steps": 3})
+    first = train(folder, "constant-first", **settings, **{"train.steps": 2})
+    resumed = posttrain.resume(first.folder, steps=3)
+    assert isinstance(resumed, Run)
+    assert_equal(saved(resumed)[0]["critic"], saved(whole)[0]["critic"])
+    assert resumed.trainer.critic is not None
+    assert resumed.trainer.critic.offset.value == 3.0
+    tensors, state = saved(first)
+    resumed.trainer.restore(tensors, {k: v for k, v in state.items() if k != "critic_offset"}, first.folder)
+    assert resumed.trainer.critic.offset.value == 0.0
 
 
 def test_a_critic_that_reads_other_ids_is_refused(folder):

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
+from posttrain.functional.masks import masked
 from posttrain.models.adapters import active_adapter, adapter_scope, add_adapter
 from posttrain.models.entering import enter
 from posttrain.models.forward import token_values
@@ -26,6 +27,13 @@ from posttrain.models.unread import device_of
 from posttrain.types import Tokens
 
 ADAPTER = "critic"
+
+
+@dataclass
+class Offset:
+    """A constant that is added to every value. A head without a bias cannot learn it quickly."""
+
+    value: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +50,7 @@ class Critic:
     """Returns the forward path of the trunk."""
     scope: Callable[[], AbstractContextManager[object]] = nullcontext
     """Context manager for every pass; it switches to the critic's adapter."""
+    offset: Offset = field(default_factory=Offset)
 
     @property
     def in_policy_pass(self) -> bool:
@@ -54,7 +63,8 @@ class Critic:
 
     def __call__(self, tokens: Tokens, mask_BT: Tensor) -> Tensor:
         with self.scope():
-            return enter(self.trunk, lambda: token_values(self.path(), self.head, tokens, mask_BT))
+            values_BT = enter(self.trunk, lambda: token_values(self.path(), self.head, tokens, mask_BT))
+        return masked(values_BT + self.offset.value, mask_BT) if self.offset.value else values_BT
 
 
 def separate_critic(scoring: LoadedModel) -> Critic:

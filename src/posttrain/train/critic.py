@@ -82,32 +82,43 @@ def load_critic(
 
 @torch.no_grad()
 def take_units(critic: Critic, config: RunConfig, folder: Path) -> None:
-    """Scale the head of a critic that begins as a reward model from that model's scores to the rewards of the run.
+    """Convert the values of a critic that begins as a reward model from that model's scores to the rewards of the run.
 
     The reward normalises and weighs the score, and the head predicts the score itself. Its first values would be wrong
-    by that factor.
+    by a factor and a constant.
     """
-    if (scale := scale_of(config, folder)) != 1.0:
+    scale, critic.offset.value = units_of(config, folder)
+    if scale != 1.0:
         critic.head.weight.mul_(scale)
         if critic.head.bias is not None:
             critic.head.bias.mul_(scale)
 
 
-def scale_of(config: RunConfig, folder: Path) -> float:
-    """Return the change of the run's reward per unit of the head of `critic.path`; 1 if no reward uses that model."""
+def units_of(config: RunConfig, folder: Path) -> tuple[float, float]:
+    """Return a and b with which a * z + b is what an output z of the head of `critic.path` adds to the run's reward.
+
+    They are 1 and 0 if no reward uses that model, or if its scores follow no line.
+    """
     path = None if config.critic is None else config.critic.path
     if path is None:
-        return 1.0
+        return 1.0, 0.0
     place = find_model(path, folder)
     facts = facts_of(place)
-    if facts.link != "identity":
-        return 1.0  # its scores follow no line
-    found = [
-        reward.weight * facts.target_std / ((facts.std or 1.0) if wants_normalized(reward.settings) else 1.0)
-        for reward in config.rewards
-        if reward.model is not None and find_model(reward.model, folder) == place
-    ]
-    return sum(found) if found else 1.0
+    own = [one for one in config.rewards if one.model is not None and same_place(find_model(one.model, folder), place)]
+    if not own or facts.link != "identity":
+        return 1.0, 0.0
+    mean, std = facts.mean or 0.0, facts.std or 1.0
+    scales = [(0.0, 1.0) if not wants_normalized(one.settings) else (mean, std) for one in own]
+    weighed = [(one.weight / deviation, center) for one, (center, deviation) in zip(own, scales, strict=True)]
+    return (
+        sum(weight * facts.target_std for weight, _ in weighed),
+        sum(weight * (facts.target_mean - center) for weight, center in weighed),
+    )
+
+
+def same_place(one: str, other: str) -> bool:
+    """Are two paths, or names on the Hub, the same model?"""
+    return one == other or Path(one).resolve() == Path(other).resolve()
 
 
 def critic_updates(config: RunConfig, critic: Critic | None) -> CriticUpdates | None:

@@ -216,6 +216,7 @@ class Trainer:
             "algorithm": self.advantages.state_dict(),
             "published": self.held.version if self.held else step,
             "adapters": self._adapters(),
+            **({"critic_offset": self.critic.offset.value} if self.critic else {}),
             "tokens_per_microbatch": self.room.state(),
         }
 
@@ -224,6 +225,7 @@ class Trainer:
         take_over(self.trained_parameters(), tensors["policy"], path, "weights than this model")
         if self.critic:
             take_over(self.critic.parameters, tensors.get("critic", {}), path, "weights than this critic")
+            self.critic.offset.value = state.get("critic_offset", 0.0)
         require_same_adapters(state.get("adapters", {}), self._adapters(), path)
         self.optimizer.restore(tensors["optimizer"])
         self.room.load_state(state.get("tokens_per_microbatch", self.room.tokens))
