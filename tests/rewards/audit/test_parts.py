@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import json
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -14,9 +15,10 @@ from tests.catalogue import catalogue
 from tests.rewards.audit.planted.honest import marked, number
 from tests.rewards.audit.rows import planted, sums
 
+from posttrain.config import load_config
 from posttrain.errors import DataError, RewardError
 from posttrain.rewards import Reward
-from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit, samples
+from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit, audit_config, samples
 from posttrain.rewards.audit.cheats import Target, cheats, made_for
 from posttrain.rewards.audit.checks import Check
 from posttrain.rewards.audit.finding import Measured, quote
@@ -224,6 +226,21 @@ def test_a_column_that_only_some_rows_have_is_there_in_every_call_as_in_a_run():
 
     report = audit(levelled, rows, only=["false_accepts", "false_rejects", "contract"])
     assert report.ok, report.render()
+
+
+def test_the_audit_of_a_config_sees_the_columns_that_its_run_sees(tmp_path):
+    """`answer` of the file is a long text; a run takes the column `final` in its place."""
+    rows = [{"Q text": row["prompt"], "answer": "a long solution", "final": row["answer"]} for row in sums()]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tree = {
+        "model": "none",
+        "algorithm": "grpo",
+        "data": {"train": str(tmp_path / "rows.jsonl"), "columns": {"prompt": "Q text", "answer": "final"}},
+        "rewards": ["exact_match"],
+        "train": {"steps": 1},
+    }
+    [report] = audit_config(load_config(tree, []).config, tmp_path, only=["constant_guess"])
+    assert "'3' is right in 1 of 60" in report["constant_guess"].text, report.render()
 
 
 @pytest.mark.slow
