@@ -206,6 +206,24 @@ def test_a_form_of_its_own_is_given():
     assert report.reads == ("<final>GOLD</final>",)
 
 
+@pytest.mark.parametrize("name", ["marked_tokens", "marked_tokens_batch"])
+def test_a_reward_of_single_tokens_is_judged_by_its_sum(name):
+    checks = ["false_accepts", "false_rejects", "contract", "determinism", "safety"]
+    report = audit(planted(f"honest:{name}"), sums(), only=checks)
+    assert {finding.check: finding.status for finding in report.checks} == dict.fromkeys(checks, "ok"), report.render()
+    assert report.kind == "exact"
+
+
+def test_a_reward_of_single_tokens_with_another_number_of_them_is_no_score():
+    def short(completion, answer):
+        return [float(completion.endswith(answer))]
+
+    short.per_token = True
+    [contract] = audit(short, sums(), only=["contract"]).checks
+    assert contract.status == "fail"
+    assert "1 numbers for 66 tokens instead of one finite number per token of completion_ids" in str(contract.examples)
+
+
 @pytest.mark.slow
 def test_chat_rows_reach_the_reward_as_messages():
     rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in sums()]
