@@ -20,7 +20,7 @@ from posttrain.data import json_array
 from posttrain.data.forms import detect
 from posttrain.data.given import given_rows
 from posttrain.data.json_array import PIECE
-from posttrain.data.read import content_key, iter_rows, read_rows, size_of
+from posttrain.data.read import content_key, iter_rows, missing_files, read_rows, size_of
 from posttrain.errors import DataError
 
 ROWS = [{"prompt": "1+1=", "answer": "2"}, {"prompt": 'say "hi",\nplease', "answer": "hi"}]
@@ -74,6 +74,22 @@ def test_globs_and_lists_are_read_in_order(write, tmp_path):
     write("z.csv", "prompt\nz\n")
     found = read_rows([str(tmp_path / "z.csv"), str(tmp_path / "*.jsonl")])
     assert [row.values["prompt"] for row in found] == ["z", "a", "b"]
+
+
+def test_a_path_with_the_signs_of_a_pattern_is_read_if_it_exists(tmp_path):
+    folder = tmp_path / "run[1]"
+    folder.mkdir()
+    rows = {"a.jsonl": "itself", "b[1].jsonl": "also itself", "b1.jsonl": "what a pattern matches"}
+    for name, prompt in rows.items():
+        (folder / name).write_text(jsonl({"prompt": prompt}))
+    datasets.Dataset.from_list([{"prompt": "saved"}]).save_to_disk(folder / "saved")
+    files = [str(folder / name) for name in ("a.jsonl", "b[1].jsonl", "saved")]
+    assert [row.values["prompt"] for row in read_rows(files)] == ["itself", "also itself", "saved"]
+    assert missing_files(files) == []
+    with pytest.raises(DataError, match=r"is a folder with a\.jsonl") as error:
+        read_rows(str(folder))
+    proposed = str(error.value).rpartition("such as ")[2].removesuffix(".")
+    assert len(read_rows(proposed)) == 3
 
 
 def test_max_rows_takes_the_first_rows_of_each_source(write):

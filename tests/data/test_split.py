@@ -8,7 +8,7 @@ from tests.data.samples import jsonl
 
 from posttrain.config import DataConfig, load_config, to_yaml
 from posttrain.data.same_prompts import prompt_keys
-from posttrain.data.split import open_rows, read_split
+from posttrain.data.split import first_training_rows, open_rows, read_split
 from posttrain.data.stream import StreamedRows
 from posttrain.errors import DataError
 
@@ -70,6 +70,13 @@ def test_a_part_of_the_training_rows_is_taken_in_their_order_beside_the_same_hel
     assert [len(part.train) for part in parts] == [26, 27, 27]
     assert [n for part in parts for n in numbers(part.train)] == numbers(whole.train)
     assert all(numbers(part.heldout) == numbers(whole.heldout) for part in parts)
+
+
+def test_the_first_rows_of_a_part_have_the_columns_of_the_run(hundred):
+    config = DataConfig(train=hundred, eval_fraction=0, part="2/4", columns={"number": "prompt"})
+    assert [row.values for row in first_training_rows(config, 0, 2)] == [{"number": "25"}, {"number": "26"}]
+    whole = config.model_copy(update={"part": None})
+    assert [row.values for row in first_training_rows(whole, 0, 2)] == [{"number": "0"}, {"number": "1"}]
 
 
 def test_more_parts_than_rows_are_refused(write):

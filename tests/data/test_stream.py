@@ -105,6 +105,14 @@ def test_streamed_rows_are_the_rows(path):
     assert streamed.columns == ["only here", *ROWS[0]]
 
 
+@pytest.mark.parametrize("end", ["\xa0", "\u2028", "\x0c", "\x1f", "\u3000"])
+def test_white_space_that_json_does_not_know_ends_a_line_streamed_or_not(end, tmp_path):
+    path = _written(tmp_path / "rows.jsonl", "".join(f'{{"prompt": "q{n}"}}{end}\n' for n in range(4)))
+    rows = read_rows(str(path))
+    assert [row.values["prompt"] for row in rows] == ["q0", "q1", "q2", "q3"]
+    assert list(opened(str(path))) == rows
+
+
 def as_csv(path: Path, rows: list[dict[str, Any]]) -> Path:
     texts = [",".join(f'"{row.get(name) or ""}"' for name in ROWS[0]) for row in rows]
     return _written(path.with_suffix(".csv"), "\n".join([",".join(ROWS[0]), *texts]))

@@ -110,11 +110,18 @@ def tried(folder: Path) -> AuditReport:
     return audited(folder, world="", tools=("works", "broken", "picky"))
 
 
-def audited(folder: Path, *, tools: tuple[str, ...] = (), world: str = "Game", **settings: object) -> AuditReport:
+def audited(
+    folder: Path,
+    *,
+    tools: tuple[str, ...] = (),
+    world: str = "Game",
+    data: dict[str, object] | None = None,
+    **settings: object,
+) -> AuditReport:
     tree = {
         "model": "none",
         "algorithm": "grpo",
-        "data": {"train": str(folder / "rows.jsonl")},
+        "data": data or {"train": str(folder / "rows.jsonl")},
         "rewards": ["environment"] if world else [{"name": "exact_match"}],
         "tools": [f"{folder}/worlds.py:{tool}" for tool in tools],
         "train": {"steps": 1},
@@ -130,6 +137,14 @@ def audited(folder: Path, *, tools: tuple[str, ...] = (), world: str = "Game", *
 
 def statuses(report: AuditReport) -> dict[str, str]:
     return {one.check: one.status for one in report.checks}
+
+
+def test_an_environment_gets_the_columns_that_its_run_gets(folder, tmp_path):
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    renamed = [{"said": row["prompt"], "answer": "another", "word": row["answer"]} for row in rows]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in renamed))
+    data = {"train": str(tmp_path / "rows.jsonl"), "columns": {"prompt": "said", "answer": "word"}}
+    assert statuses(audited(folder, data=data)) == statuses(audited(folder))
 
 
 def test_an_environment_that_is_as_it_should_be_passes(folder):

@@ -16,6 +16,9 @@ import posttrain as pt
 from posttrain import evaluate_given
 from posttrain.errors import ConfigError, ModelError
 from posttrain.evaluate.given import kind_named, learned_from_given
+from posttrain.export.origin import find_origin
+from posttrain.export.probes import find_probes
+from posttrain.models.load import load_model
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +66,20 @@ def test_a_run_is_measured_again_as_it_measured_itself(folder, algorithm, data, 
     again = evaluate_given(trained.folder).measured
     for name in names:
         assert again[name]["mean"] == pytest.approx(trained.evaluation["trained"][name]["mean"], abs=1e-4)
+
+
+def test_a_run_on_rows_from_python_is_measured_wherever_its_folder_is(folder, tmp_path, monkeypatch):
+    rows = [json.loads(line) for line in (folder / "pairs.jsonl").read_text().splitlines()]
+    monkeypatch.chdir(tmp_path)
+    trained = run(folder, "dpo", "", data={"train": rows}, output="given")
+    (tmp_path / "given").rename(tmp_path / "moved")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    again = evaluate_given(tmp_path / "moved").measured
+    assert again["accuracy"]["mean"] == pytest.approx(trained.evaluation["trained"]["accuracy"]["mean"], abs=1e-4)
+    origin = find_origin(tmp_path / "moved")
+    probes = find_probes(origin, load_model(origin.model), file=None, count=2, max_new_tokens=4)
+    assert probes.source == "held-out rows of the run"
 
 
 @pytest.mark.slow

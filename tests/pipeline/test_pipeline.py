@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 import posttrain
 from posttrain.cli import run as command
 from posttrain.config import ModelConfig, load_config
+from posttrain.config.pipeline import read_pipeline, to_yaml
 from posttrain.errors import ConfigError, DataError, GuardStop, HandOverError, ModelError
 from posttrain.evaluate.api import evaluate
 from posttrain.evaluate.chat import ChatSession
@@ -30,7 +31,8 @@ from posttrain.export.origin import find_origin
 from posttrain.models.load import load_model
 from posttrain.pipeline import stage as pipeline_stage
 from posttrain.pipeline.handover import HandOver, describe, receive
-from posttrain.pipeline.run import Pipeline
+from posttrain.pipeline.run import Pipeline, look_ahead
+from posttrain.pipeline.store import PipelineStore
 from posttrain.report.pipeline_page import stage_rows, table_text, write_pipeline_report
 from posttrain.store.checkpoint import verify
 from posttrain.train import api
@@ -446,6 +448,28 @@ def test_data_rewards_and_models_of_all_stages_are_looked_at_before_the_first_on
         posttrain.train(given)
     assert "Nothing was trained" in error.value.__notes__[-1]
     assert not (folder / "ahead" / "01-sft").exists()
+
+
+def test_rewards_behind_a_model_of_an_earlier_stage_are_no_error_before_it_is_trained(folder):
+    given = settings(folder, "gated")
+    sft, grpo = given["stages"]
+    pairs = [{"prompt": "ab", "chosen": f"{n}", "rejected": "b"} for n in range(8)]
+    (folder / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    scorer = {**sft, "name": "rm", "model": given["model"], "algorithm": "reward_model"}
+    scorer["data"] = {"train": str(folder / "pairs.jsonl")}
+    vowels = grpo["rewards"][0]
+    grpo["rewards"] = [
+        vowels,
+        {"model": "stage:rm", "label": "learned", "weight": 0.5},
+        vowels | {"label": "first", "gate": {"label": "learned", "at_least": 0.0}},
+        vowels | {"label": "second", "gate": "first"},
+    ]
+    config = read_pipeline(given | {"stages": [sft, scorer, grpo]}, {})
+    look_ahead(config, PipelineStore.create(folder / "gated", to_yaml(config, "gated"), config.stages))
+    broken = {**grpo, "rewards": [*grpo["rewards"], {"function": "nowhere.py:score"}]}
+    config = read_pipeline(given | {"stages": [sft, scorer, broken]}, {})
+    with pytest.raises(ConfigError, match=r"nowhere\.py"):
+        look_ahead(config, PipelineStore.create(folder / "broken", to_yaml(config, "broken"), config.stages))
 
 
 def worse(folder: Path, name: str, **changes: Any) -> dict[str, Any]:

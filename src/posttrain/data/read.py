@@ -13,6 +13,7 @@ import gzip
 import hashlib
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -132,7 +133,8 @@ def missing_files(source: str | Sequence[str]) -> list[str]:
     """The files and patterns of the source that do not exist. A name of the Hub or of generated rows is no file."""
     named = [one for one in _listed(source) if one.partition(":")[0] not in ROWS]
     files = [one for one in named if glob.has_magic(one) or _looks_like_file(Path(one))]
-    return [one for one in files if not glob.glob(str(Path(one).expanduser()))]
+    places = {one: str(Path(one).expanduser()) for one in files}
+    return [one for one, place in places.items() if not os.path.exists(place) and not glob.glob(place)]
 
 
 def content_key(source: str | Sequence[str], *, split: str, max_rows: int | None, seed: int) -> str:
@@ -173,8 +175,9 @@ def _read(source: str, split: str, max_rows: int | None, seed: int) -> Iterator[
 
 
 def _paths(source: str) -> list[Path] | None:
-    """The files that the source names; None if it is a saved dataset or can only be a dataset of the Hub."""
-    if glob.has_magic(source):
+    """The files that the source names; None if it is a saved dataset or can only be a dataset of the Hub. A path that
+    exists is no pattern, whatever signs it has."""
+    if glob.has_magic(source) and not os.path.exists(source):
         paths = [Path(path) for path in sorted(glob.glob(source))]
         if not paths:
             raise DataError(
@@ -211,7 +214,8 @@ def _is_folder(path: Path) -> DataError:
     inside = sorted(p.name for p in path.iterdir() if _form(p) in SUFFIXES and p.name not in NO_DATA)[:5]
     ends = {"".join(Path(name).suffixes[-2:] if name.endswith(".gz") else Path(name).suffixes[-1:]) for name in inside}
     some = f"for example {path / (inside[0] if inside else 'train.jsonl')}"
-    fix = f"Name a file, {some}, or a glob such as {path / '*'}{min(ends, default='.jsonl')}."
+    pattern = f"{Path(glob.escape(str(path))) / '*'}{min(ends, default='.jsonl')}"
+    fix = f"Name a file, {some}, or a glob such as {pattern}."
     if len(ends) > 1:
         fix = f"Name a file, {some}, or a list of them: [{', '.join(str(path / name) for name in inside)}]."
     return DataError(

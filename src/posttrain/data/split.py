@@ -74,6 +74,15 @@ def open_rows(config: DataConfig, source: str | list[str], split: str, seed: int
     return streamed.named(names) if names else streamed
 
 
+def first_training_rows(config: DataConfig, seed: int, most: int) -> Sequence[Row]:
+    """The first `most` rows of `data.train`, or of the requested part of it, with the columns that a run sees. They
+    include rows that it would hold out, or leave out because of `data.max_rows`. Raises `DataError`."""
+    if config.part_numbers is not None:
+        return _part(open_rows(config, config.train, config.split, seed), *config.part_numbers)[:most]
+    few = {"max_rows": most, "streaming": False}
+    return open_rows(config.model_copy(update=few), config.train, config.split, seed)[:most]
+
+
 def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:
     """The rows of `data.auxiliary`; none if it is not set. Raises `DataError`."""
     return [] if config.auxiliary is None else read_rows(config.auxiliary, split=config.split, seed=seed)

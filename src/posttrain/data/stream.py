@@ -325,10 +325,8 @@ class StreamedRows(Sequence[Row]):
                 origin, values = loads(raw, object_hook=_from_json if _MARK_IN_JSON in raw else None)
                 yield Row(values=values, origin=origin)
             else:
-                yield Row(
-                    values=loads(raw.decode("utf-8" if line > 1 else "utf-8-sig")),
-                    origin=self._names[number] + str(line),
-                )
+                text = raw.decode("utf-8" if line > 1 else "utf-8-sig").rstrip()  # JSON knows only some white space
+                yield Row(values=loads(text), origin=self._names[number] + str(line))
 
     def _states(self) -> list[tuple[int, int]]:
         found = map(os.fstat, self._files)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from posttrain.data.prompts import plain_prompts
-from posttrain.data.read import read_rows
+from posttrain.data.split import first_training_rows
 from posttrain.episodes.acting import Acting
 from posttrain.episodes.bridge import call
 from posttrain.rewards.audit.finding import AuditReport, Finding, Status, quote
@@ -308,8 +308,7 @@ def audit_environment(config: RunConfig, progress: Callable[[str], None] = lambd
     """Audit a run's environment and tools on the first rows; None if the run has only single-turn answers."""
     if not config.has_turns:
         return None
-    read = read_rows(config.data.train, split=config.data.split, max_rows=ROWS, seed=config.seed)[:ROWS]
-    rows = plain_prompts(read, config.data)
+    rows = plain_prompts(first_training_rows(config.data, config.seed, ROWS), config.data)
     start = time.perf_counter()
     with ExitStack() as stack:
         acting = Acting.of(config, stack)

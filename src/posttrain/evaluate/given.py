@@ -21,6 +21,7 @@ from posttrain.config import RunConfig, load_config
 from posttrain.data.dropped import Kept
 from posttrain.data.examples import render_examples
 from posttrain.data.forms import Kind, fits
+from posttrain.data.given import where_the_run_is
 from posttrain.data.labels import render_labels
 from posttrain.data.pairs import render_pairs
 from posttrain.data.prompts import Renderer
@@ -140,7 +141,7 @@ def evaluate_given(
             allowed="data with given answers; only a run folder has its own",
             fix="Give some: evaluate_given(model, data), or --data FILE.",
         )
-    rows = read_split(own.data, own.seed).heldout if own and data is None else read_rows(str(data), split="eval")
+    rows = _own_rows(run, own) if run and own and data is None else read_rows(str(data), split="eval")
     if not rows:
         raise DataError(
             given="the run held out no rows",
@@ -170,6 +171,11 @@ def evaluate_given(
             measured = measure(Path(scratch), "baseline")["baseline"]
             compared = {"lost": "it is not on file"} if as_in_run else {}
     return GivenEvaluation(model=model, kind=kind, measured=measured, dropped=found.dropped_summary, compared=compared)
+
+
+def _own_rows(run: Path, own: RunConfig) -> Sequence[Row]:
+    """Return the rows that the run held out, wherever its folder is now."""
+    return read_split(where_the_run_is(own.data, run), own.seed).heldout
 
 
 def _keep_baseline(run: Path, scratch: Path) -> Mapping[str, Any]:

@@ -14,6 +14,7 @@ from posttrain.algorithms import ALGORITHMS
 from posttrain.config import DataConfig, SamplingConfig
 from posttrain.data.dropped import Dropped, Unusable
 from posttrain.data.forms import Form, detect
+from posttrain.data.given import where_the_run_is
 from posttrain.data.prompts import Renderer, prompt_form
 from posttrain.data.read import Row, read_rows
 from posttrain.data.split import read_split
@@ -80,15 +81,16 @@ def find_probes(origin: Origin, loaded: LoadedModel, *, file: str | None, count:
             )
         return Probes(rows=found, source=file)
     note = ""
-    if origin.config is not None:
+    if origin.run is not None and origin.config is not None:
         try:
-            if found := make.first(read_split(origin.config.data, origin.config.seed).heldout, count):
+            rows = read_split(where_the_run_is(origin.config.data, origin.run), origin.config.seed).heldout
+            if found := make.first(rows, count):
                 return Probes(rows=found, source="held-out rows of the run")
         except (DataError, OSError) as error:
             note = f"the run's data can no longer be read, so built-in prompts were replayed: {error}"
-    rows = [Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN]
+    built_in = [Row(values={"prompt": text}, origin="built-in") for text in BUILT_IN]
     plain = replace(make, data=data.model_copy(update={"prompt": None}))
-    found = plain.first(rows, count, kind="prompts", known_only=True)
+    found = plain.first(built_in, count, kind="prompts", known_only=True)
     if not found:
         raise DataError(
             given="none of the built-in prompts can be replayed",

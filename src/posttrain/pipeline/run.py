@@ -212,13 +212,11 @@ def export_folder(config: PipelineConfig, store: PipelineStore) -> Path | None:
 
 
 def _without_stages(stage: Stage) -> Any:
-    """The stage's settings without rewards and checks whose model is not trained yet."""
-    waiting = {".".join(setting.split(".")[:2]) for setting in stage.uses}
-    entries = {
-        section: [e for place, e in enumerate(getattr(stage.config, section)) if f"{section}.{place}" not in waiting]
-        for section in ("rewards", "check")
-    }
-    return stage.config.model_copy(update=entries)
+    """The stage's settings without rewards and checks whose model is not trained yet, and without what they gate."""
+    waiting, config = {".".join(setting.split(".")[:2]) for setting in stage.uses}, stage.config
+    names = {one.metric_name for place, one in enumerate(config.rewards) if f"rewards.{place}" in waiting}
+    check = [one for place, one in enumerate(config.check) if f"check.{place}" not in waiting]
+    return config.model_copy(update={"rewards": api.without_rewards(config.rewards, names), "check": check})
 
 
 # --- the stages ------------------------------------------------------------------------------------------------------

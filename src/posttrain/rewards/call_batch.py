@@ -234,7 +234,7 @@ def _of_tokens(label: str, outcome: Outcome, row: Row) -> list[float] | None:
     value = outcome.value
     if outcome.failed or (outcome.kind == "value" and value is None):
         return None
-    problem = _problem(value, row.completion.drawn) if isinstance(value, list) else outcome.message or f"{value}"
+    problem = token_problem(value, row.completion.drawn) if isinstance(value, list) else outcome.message or f"{value}"
     if not problem:
         return value
     raise RewardError(
@@ -247,12 +247,12 @@ def _of_tokens(label: str, outcome: Outcome, row: Row) -> list[float] | None:
     )
 
 
-def _problem(value: list[float | None], drawn: Sequence[bool]) -> str:
+def token_problem(value: list[Any], drawn: Sequence[bool]) -> str:
     """What is wrong with the first number that no token may have; "" if all are right."""
     if len(value) != len(drawn):
         return f"{len(value)} numbers for {len(drawn)} tokens"
     for place, number in enumerate(value):
-        if number is None or not _may_count(number):
+        if not isinstance(number, int | float) or not _may_count(number):
             return f"{number} for token {place + 1}"
         if number and not drawn[place]:
             return f"{number:g} for token {place + 1}, which the policy did not draw,"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,6 +16,7 @@ from posttrain.config import (
     REWARD_MODEL,
     ModelConfig,
     Resolved,
+    RewardConfig,
     RunConfig,
     check,
     load_config,
@@ -236,12 +237,16 @@ def without_models(config: RunConfig) -> dict[str, Any]:
 
     A reward of weight 0 may be the gate of a model. It gets weight 1 here, where nothing is summed."""
     models = {entry.metric_name for entry in config.rewards if entry.model is not None}
-    rewards = [
-        entry.model_copy(update={"weight": 1.0})
-        for entry in config.rewards
-        if entry.model is None and (entry.gate is None or entry.gate.label not in models)
-    ]
+    rewards = [entry.model_copy(update={"weight": 1.0}) for entry in without_rewards(config.rewards, models)]
     return {"rewards": rewards, "check": [entry for entry in config.check if entry.model is None]}
+
+
+def without_rewards(rewards: Sequence[RewardConfig], names: Collection[str]) -> list[RewardConfig]:
+    """The rewards except those of these names and those behind their gates, also through other gates."""
+    missing = set(names)
+    for _ in rewards:  # a chain of gates is at most as long as the list
+        missing |= {one.metric_name for one in rewards if one.gate is not None and one.gate.label in missing}
+    return [one for one in rewards if one.metric_name not in missing]
 
 
 def find_models(config: RunConfig, folder: Path) -> None:

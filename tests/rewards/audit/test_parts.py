@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import json
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -14,9 +15,10 @@ from tests.catalogue import catalogue
 from tests.rewards.audit.planted.honest import marked, number
 from tests.rewards.audit.rows import planted, sums
 
+from posttrain.config import load_config
 from posttrain.errors import DataError, RewardError
 from posttrain.rewards import Reward
-from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit, samples
+from posttrain.rewards.audit import CHECKS, AuditReport, Finding, audit, audit_config, samples
 from posttrain.rewards.audit.cheats import Target, cheats, made_for
 from posttrain.rewards.audit.checks import Check
 from posttrain.rewards.audit.finding import Measured, quote
@@ -204,6 +206,24 @@ def test_a_form_of_its_own_is_given():
     assert report.reads == ("<final>GOLD</final>",)
 
 
+@pytest.mark.parametrize("name", ["marked_tokens", "marked_tokens_batch"])
+def test_a_reward_of_single_tokens_is_judged_by_its_sum(name):
+    checks = ["false_accepts", "false_rejects", "contract", "determinism", "safety"]
+    report = audit(planted(f"honest:{name}"), sums(), only=checks)
+    assert {finding.check: finding.status for finding in report.checks} == dict.fromkeys(checks, "ok"), report.render()
+    assert report.kind == "exact"
+
+
+def test_a_reward_of_single_tokens_with_another_number_of_them_is_no_score():
+    def short(completion, answer):
+        return [float(completion.endswith(answer))]
+
+    short.per_token = True
+    [contract] = audit(short, sums(), only=["contract"]).checks
+    assert contract.status == "fail"
+    assert "1 numbers for 66 tokens instead of one finite number per token of completion_ids" in str(contract.examples)
+
+
 @pytest.mark.slow
 def test_chat_rows_reach_the_reward_as_messages():
     rows = [row | {"prompt": [{"role": "user", "content": row["prompt"]}]} for row in sums()]
@@ -224,6 +244,21 @@ def test_a_column_that_only_some_rows_have_is_there_in_every_call_as_in_a_run():
 
     report = audit(levelled, rows, only=["false_accepts", "false_rejects", "contract"])
     assert report.ok, report.render()
+
+
+def test_the_audit_of_a_config_sees_the_columns_that_its_run_sees(tmp_path):
+    """`answer` of the file is a long text; a run takes the column `final` in its place."""
+    rows = [{"Q text": row["prompt"], "answer": "a long solution", "final": row["answer"]} for row in sums()]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    tree = {
+        "model": "none",
+        "algorithm": "grpo",
+        "data": {"train": str(tmp_path / "rows.jsonl"), "columns": {"prompt": "Q text", "answer": "final"}},
+        "rewards": ["exact_match"],
+        "train": {"steps": 1},
+    }
+    [report] = audit_config(load_config(tree, []).config, tmp_path, only=["constant_guess"])
+    assert "'3' is right in 1 of 60" in report["constant_guess"].text, report.render()
 
 
 @pytest.mark.slow

@@ -128,15 +128,14 @@ def audit_config(config: RunConfig, folder: str | Path, **options: Any) -> list[
     """
     from posttrain.config import in_folder
     from posttrain.data.prompts import plain_prompts
-    from posttrain.data.read import read_rows
+    from posttrain.data.split import first_training_rows
 
     sizes = {"completions_per_step": config.train.prompts_per_step * config.sampling.group_size}
     told = Options(**{**sizes, **options})
     given = [one for one in config.rewards if one.name != "environment"]
     if not given:
         return []
-    rows = read_rows(config.data.train, split=config.data.split, max_rows=MOST_ROWS, seed=config.seed)[:MOST_ROWS]
-    prompts = plain_prompts(rows, config.data)
+    prompts = plain_prompts(first_training_rows(config.data, config.seed, MOST_ROWS), config.data)
     rewards = [as_reward(reward, training=True) for reward in in_folder(given, Path(folder))]
     return [audit_prompts(reward, prompts, told, folder=folder) for reward in rewards]
 

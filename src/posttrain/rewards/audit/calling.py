@@ -20,6 +20,8 @@ class Calling:
     calls: Sequence[Mapping[str, Any]]
     settings: Mapping[str, Any]
     is_async: bool
+    batch: bool
+    """True for a function that answers for all completions in one call."""
     timeout: float
     options: Mapping[str, Any]
 
@@ -37,8 +39,10 @@ class Calling:
         )
         return [outcomes[number] for number in range(len(self.calls))]
 
-    def values(self, outcome: Outcome) -> list[float | None]:
-        """The values of one call, one per completion."""
+    def values(self, outcome: Outcome) -> list[Any]:
+        """The values of one call, one per completion. One with a number for each token is a list."""
+        if not self.batch:
+            return [outcome.value]
         if isinstance(outcome.value, list):
             return list(outcome.value)
         completions = self.calls[0].get("completions")

@@ -44,6 +44,7 @@ def main() -> None:
         calls=request["calls"],
         settings=request["settings"],
         is_async=request["is_async"],
+        batch=request["batch"],
         timeout=request["timeout"],
         options=request["options"],
     )

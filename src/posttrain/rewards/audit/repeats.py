@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from posttrain.rewards.audit.finding import Measured, mean, quote, share
 from posttrain.rewards.audit.subject import Answer, Case, Subject, sample
 from posttrain.rewards.audit.surroundings import Died, Unprobed, probe
+from posttrain.rewards.calls import Outcome
 
 PAUSES = (0.0, 0.35, 0.6)
 """Seconds before each repeat. Scores that depend on the clock then differ."""
@@ -82,7 +83,8 @@ def _in_new_processes(
             scores = probe(subject, "scores", cases, hash_seed=seed)["values"]
         except Unprobed as reason:
             return f"; not in new processes: {reason}", isinstance(reason, Died)
-        there = [Answer(value=value) for value in scores]
+        outcomes = [Outcome(kind="value", value=value) for value in scores]
+        there = [subject.answer(outcome, case) for outcome, case in zip(outcomes, cases, strict=True)]
         changes[f"in a new process with PYTHONHASHSEED={seed}"] = _changed(first, there)
     return "", False
 

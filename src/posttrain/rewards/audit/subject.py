@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from posttrain.rewards.audit.cheats import Target
 from posttrain.rewards.audit.renderings import FORMS, WORK, differ, fill, sort_of
+from posttrain.rewards.call_batch import token_problem
 from posttrain.rewards.calls import Outcome
 from posttrain.rewards.components import Component, Row
 from posttrain.rewards.missing import columns_known
@@ -192,7 +193,8 @@ class Subject:
         return answers
 
     def _each(self, cases: Sequence[Case], timeout: float | None) -> list[Answer]:
-        return [_answer(outcome) for outcome in self._run(self.calls(cases), timeout)]
+        outcomes = self._run(self.calls(cases), timeout)
+        return [self.answer(outcome, case) for outcome, case in zip(outcomes, cases, strict=True)]
 
     def _batches(self, cases: Sequence[Case], timeout: float | None) -> list[Answer]:
         """Score in batches. If a batch fails, its completions are tried one by one, to find the cause."""
@@ -203,8 +205,28 @@ class Subject:
             if len(portion) > 1 and not _fits(outcome, len(portion)):
                 answers += [one for case in portion for one in self._batches([case], timeout)]
             else:
-                answers += _answers(outcome, len(portion))
+                answers += self._answers(outcome, portion)
         return answers
+
+    def answer(self, outcome: Outcome, case: Case) -> Answer:
+        """The answer to a case: of a reward that gives each token a number, the sum, which a run shows too."""
+        gives_tokens = self.component.signature.per_token and self.component.builtin is None
+        return _answer(_summed(outcome, completion(case.text)) if gives_tokens else outcome)
+
+    def _answers(self, outcome: Outcome, cases: Sequence[Case]) -> list[Answer]:
+        """The answers of one call for all of these cases."""
+        size = len(cases)
+        if outcome.kind != "value":
+            return [_answer(outcome)] * size
+        values = outcome.value if isinstance(outcome.value, list) else [outcome.value]
+        if len(values) != size or not isinstance(outcome.value, list):
+            got = f"{len(values)} values" if isinstance(outcome.value, list) else "one number"
+            return [Answer(value=None, problem=f"{got} for {size} completions", kind="invalid")] * size
+        verdicts = outcome.verdict or [None] * size
+        return [
+            self.answer(Outcome(kind="value", value=value, verdict=verdict, seconds=outcome.seconds / size), case)
+            for value, verdict, case in zip(values, verdicts, cases, strict=True)
+        ]
 
     def calls(self, cases: Sequence[Case]) -> Sequence[Mapping[str, Any]]:
         """The keyword arguments of the calls, as a run makes them."""
@@ -280,19 +302,16 @@ def completion(text: str, *, truncated: bool = False) -> Completion:
     return Completion(ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason=reason, text=text)
 
 
-def _answers(outcome: Outcome, size: int) -> list[Answer]:
-    """The answers of one call for `size` completions."""
-    if outcome.kind != "value":
-        return [_answer(outcome)] * size
-    values = outcome.value if isinstance(outcome.value, list) else [outcome.value]
-    if len(values) != size or not isinstance(outcome.value, list):
-        got = f"{len(values)} values" if isinstance(outcome.value, list) else "one number"
-        return [Answer(value=None, problem=f"{got} for {size} completions", kind="invalid")] * size
-    verdicts = outcome.verdict or [None] * size
-    return [
-        _answer(Outcome(kind="value", value=value, verdict=verdict, seconds=outcome.seconds / size))
-        for value, verdict in zip(values, verdicts, strict=True)
-    ]
+def _summed(outcome: Outcome, answered: Completion) -> Outcome:
+    """The outcome with the sum of the tokens' numbers as its value; invalid unless each token has a number."""
+    value = outcome.value
+    if outcome.kind != "value" or value is None:
+        return outcome
+    problem = token_problem(value, answered.drawn) if isinstance(value, list) else f"{value}"
+    if problem:
+        problem = f"{problem} instead of one finite number per token of completion_ids"
+        return Outcome(kind="invalid", message=problem, seconds=outcome.seconds)
+    return replace(outcome, value=math.fsum(value))
 
 
 def _answer(outcome: Outcome) -> Answer:

@@ -98,6 +98,7 @@ def probe(
         "calls": list(subject.calls(cases)),
         "settings": component.settings,
         "is_async": component.signature.is_async,
+        "batch": component.signature.batch,
         "timeout": component.timeout,
         "options": options,
     }

@@ -33,6 +33,20 @@ async def marked_async(completion, answer):
     return marked(completion, answer)
 
 
+def marked_tokens(completion, completion_ids, answer):
+    """The same reward, on the last of the completion's tokens."""
+    right = marked(completion, answer)
+    return [0.0] * (len(completion_ids) - 1) + [right] * bool(completion_ids)
+
+
+def marked_tokens_batch(completions, completion_ids, answer):
+    """The same reward on the last tokens, with one call per batch."""
+    return [marked_tokens(*one) for one in zip(completions, completion_ids, answer, strict=True)]
+
+
+marked_tokens.per_token = marked_tokens_batch.per_token = True
+
+
 def opened(completion):
     """A reward for format alone: there must be text between the tags."""
     return float(bool(re.fullmatch(r"<think>[^<]*</think>\s*<answer>[^<]+</answer>\s*", completion)))
