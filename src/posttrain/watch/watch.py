@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.config.sections import AlarmConfig
 from posttrain.errors import ConfigError
+from posttrain.files import Damaged
 from posttrain.watch.answers import answer_metrics
 from posttrain.watch.bisection import Cause
 from posttrain.watch.check import Checked, IndependentCheck, accepted_places, sample_of
@@ -180,7 +181,11 @@ class Watch:
         """Set the acceptance threshold and the baseline of disagreement from the start model's held-out answers.
 
         Returns a warning if reward and check already disagree so much that a rise could not be seen."""
-        look = first_look(answers, accepted_at=self.config.accepted_at, check_accepts_at=self.config.check_accepts_at)
+        config = self.config
+        try:
+            look = first_look(answers, accepted_at=config.accepted_at, check_accepts_at=config.check_accepts_at)
+        except Damaged as damage:
+            return self._without_answers(damage)
         if look is None:
             return None
         self.accepted_at = look.accepted_at
@@ -191,6 +196,17 @@ class Watch:
         return (
             f"before training the check rejects {look.rejected} of the {look.accepted} held-out answers that the "
             "reward accepts: one of the two does not measure what you mean, or alarms.accepted_at is too low"
+        )
+
+    def _without_answers(self, damage: Damaged) -> str | None:
+        """A warning that nothing was worked out before training; None without a check, which alone needs it."""
+        if not self.independent or not self.config.enabled:
+            return None
+        normal = f", and {self.disagreement.baseline:.1%} of rejections for normal" if self.disagreement else ""
+        return (
+            f"the held-out answers before training are lost ({damage}), so the alarms take a reward of "
+            f"{self.accepted_at:g} for accepted{normal}. Set alarms.accepted_at and alarms.baseline_disagreement if "
+            "this is wrong"
         )
 
     def evaluated(self, step: int, measured: Mapping[str, Any]) -> list[Alarm]:
