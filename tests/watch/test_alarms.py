@@ -479,6 +479,8 @@ def test_what_is_null_in_a_resumed_run_is_worked_out_as_before_training(tmp_path
     stricter = resumed(fresh, {"check_accepts_at": 8.0}, answers)
     assert stricter.disagreement.baseline == wilson(1, 5, 0.8).high, "it rejects 7.5 of 7.5 to 9.5"
     assert resumed(stricter, {}, answers).state() == fresh.state()
+    off = Watch(AlarmConfig(enabled=False, check_accepts_at=8.0), check=IndependentCheck(None))
+    assert resumed(off, {"check_accepts_at": 8.0}, answers).state() == stricter.state(), "switched on"
     nothing_left = resumed(before, {})
     assert (nothing_left.accepted_at, nothing_left.disagreement.baseline) == (1.0, 0.01)
 

@@ -37,7 +37,7 @@ Examine = Callable[["Sequence[Group]", int, Level], Cause]
 FULL_MARK = 1.0
 MUCH_DISAGREEMENT, FEW = 0.2, 3
 """Share and number of accepted answers that the check may reject before training without a warning."""
-JUDGED_BY = ("accepted_at", "check_accepts_at", "baseline_disagreement", "disagreement_ratio")
+JUDGED_BY = ("enabled", "accepted_at", "check_accepts_at", "baseline_disagreement", "disagreement_ratio")
 """Settings that say which answers are accepted and rejected, and what the cumulative sum of disagreement counts."""
 MUCH_UNSCORED = 0.2
 """Share of a step's sample that the check may leave without a score before a warning."""
