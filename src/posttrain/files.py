@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import Any, BinaryIO, TypeVar
 
@@ -125,7 +126,7 @@ def open_sealed(folder: Path, name: str, most: int = ANY_SIZE) -> Iterator[Binar
         raise Damaged(f"{name} cannot be read ({error.strerror or error})") from error
 
 
-def _fits_seal(file: BinaryIO, folder: Path, name: str) -> bool:
+def _fits_seal(file: BufferedReader, folder: Path, name: str) -> bool:
     """Whether a file has no seal, or a hash that its seal holds. Afterwards the file is at its beginning again."""
     seal = _seal_of(PurePath(name))
     if not os.path.lexists(folder / seal):
