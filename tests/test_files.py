@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from tests.disks import FILL, on_a_small_disk
 
-from posttrain.files import write_atomically, write_durably, write_sealed
+from posttrain.files import (
+    MOST_BYTES,
+    Damaged,
+    open_sealed,
+    read_sealed,
+    write_atomically,
+    write_durably,
+    write_sealed,
+)
 
 
 @pytest.fixture(params=[write_durably, write_atomically, write_sealed], ids=lambda writer: writer.__name__)
@@ -143,3 +151,18 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+def test_a_sealed_file_of_any_size_is_read_and_still_compared_with_its_seal(tmp_path):
+    """Long answers make a file larger than what is read whole from a folder that may come from anywhere."""
+    size = MOST_BYTES + 2
+    write_sealed(tmp_path / "a.jsonl", b"x" * (size - 2) + b"\ny")
+    assert len(read_sealed(tmp_path, "a.jsonl")) == size
+    with open_sealed(tmp_path, "a.jsonl") as lines:
+        assert [len(line) for line in lines] == [size - 1, 1]
+    with pytest.raises(Damaged, match="more than 128,000,000"):
+        read_sealed(tmp_path, "a.jsonl", MOST_BYTES)
+    with open(tmp_path / "a.jsonl", "r+b") as file:
+        file.write(b"y")
+    with pytest.raises(Damaged, match="has changed since it was written"), open_sealed(tmp_path, "a.jsonl"):
+        pass

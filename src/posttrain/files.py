@@ -17,8 +17,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from posttrain.errors import ConfigError, DoesNotFit
 
@@ -27,7 +28,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAY_PASS = (errno.ENOSPC, errno.EDQUOT)
 """Those of them that may go away when another program frees space."""
 MOST_BYTES = 128_000_000
-"""Size of the largest file that is read whole from a run folder, in bytes."""
+"""Size of the largest file that is read whole from a folder that may come from anywhere, in bytes."""
+ANY_SIZE = sys.maxsize - 1
+"""Limit for the files of the run itself, whose answers may be long: there is none."""
 
 T = TypeVar("T")
 
@@ -104,27 +107,45 @@ def write_sealed(path: Path, content: str | bytes) -> None:
         _durably(path, path, content)
 
 
-def read_sealed(folder: Path, name: str) -> bytes:
-    """The content of a sealed file, exactly as `write_sealed` received it. Files of earlier versions have no seal.
+@contextmanager
+def open_sealed(folder: Path, name: str, most: int = ANY_SIZE) -> Iterator[BinaryIO]:
+    """Open a sealed file that fits its seal, to read it line by line. Files of earlier versions have no seal.
 
-    Raises `Missing` if there is no such file, and `Damaged` if it cannot be read or does not fit its seal.
+    Raises `Missing` if there is no such file, and `Damaged` if it cannot be read, has more than `most` bytes or does
+    not fit its seal.
     """
     try:
-        content = read_inside(folder, name)
-        seal = _seal_of(PurePath(name))
-        sums = read_inside(folder, seal).decode("ascii").split() if os.path.lexists(folder / seal) else None
+        with os.fdopen(open_inside(folder, name), "rb") as file:
+            _require_size(file, most, folder / name)
+            if not _fits_seal(file, folder, name):
+                raise Damaged(f"{name} has changed since it was written (its sha256 differs)")
+            yield file
     except FileNotFoundError:
         raise Missing(f"{name} is missing") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise Damaged(f"{name} cannot be read ({getattr(error, 'strerror', '') or error})") from error
-    if sums is not None and hashlib.sha256(content).hexdigest() not in sums:
-        raise Damaged(f"{name} has changed since it was written (its sha256 differs)")
-    return content
+    except OSError as error:
+        raise Damaged(f"{name} cannot be read ({error.strerror or error})") from error
 
 
-def read_sealed_json(folder: Path, name: str) -> Any:
+def _fits_seal(file: BufferedReader, folder: Path, name: str) -> bool:
+    """Whether a file has no seal, or a hash that its seal holds. Afterwards the file is at its beginning again."""
+    seal = _seal_of(PurePath(name))
+    if not os.path.lexists(folder / seal):
+        return True
+    sums = read_inside(folder, seal).decode("ascii", errors="replace").split()
+    found = hashlib.file_digest(file, "sha256").hexdigest()
+    file.seek(0)
+    return found in sums
+
+
+def read_sealed(folder: Path, name: str, most: int = ANY_SIZE) -> bytes:
+    """The content of a sealed file, exactly as `write_sealed` received it. Raises as `open_sealed` does."""
+    with open_sealed(folder, name, most) as file:
+        return file.read()
+
+
+def read_sealed_json(folder: Path, name: str, most: int = ANY_SIZE) -> Any:
     """The JSON value of a sealed file. NaN and infinity count as damage, because posttrain never writes them there."""
-    content = read_sealed(folder, name)
+    content = read_sealed(folder, name, most)
     try:
         return json.loads(content, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -270,10 +291,15 @@ def open_inside(folder: Path, name: str | PurePath, flags: int = os.O_RDONLY) ->
 def read_inside(folder: Path, name: str | PurePath, most: int = MOST_BYTES) -> bytes:
     """The content of a file, opened by `open_inside`. Also raises OSError if the file has more than `most` bytes."""
     with os.fdopen(open_inside(folder, name), "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size > most:
-            raise OSError(errno.EFBIG, f"has {size:,} bytes, more than {most:,}", str(folder / name))
-        return file.read(size)
+        return file.read(_require_size(file, most, folder / name))
+
+
+def _require_size(file: BinaryIO, most: int, path: Path) -> int:
+    """The size of an open file in bytes. Raises OSError above `most`."""
+    size = os.fstat(file.fileno()).st_size
+    if size > most:
+        raise OSError(errno.EFBIG, f"has {size:,} bytes, more than {most:,}", str(path))
+    return size
 
 
 def names_inside(folder: Path, name: str) -> list[str]:

@@ -11,6 +11,8 @@ from tests.catalogue import few
 from tests.tiny import tiny_model
 
 import posttrain as pt
+from posttrain import files
+from posttrain.evaluate.evaluation import Evaluation
 from posttrain.evaluate.given import evaluate_given
 from posttrain.files import Damaged, read_sealed_json, write_sealed
 from posttrain.report.page import render
@@ -118,3 +120,60 @@ def test_what_is_measured_later_stands_beside_the_baseline_of_the_run(run):
     shown = evaluate_given(run).render()
     assert "before training: loss" in shown
     assert "difference: " in shown
+
+
+LONG = 100_000
+
+
+@pytest.fixture
+def sampled(tmp_path, monkeypatch):
+    """The config of a run whose baseline answers take more bytes than a foreign file may have."""
+    monkeypatch.setattr(files, "MOST_BYTES", LONG)
+    monkeypatch.setattr(files.read_inside, "__defaults__", (LONG,))
+    return {
+        "model": "tiny:sort",
+        "algorithm": "grpo",
+        "data": {"train": "task:sort"},
+        "rewards": ["exact_match"],
+        "check": ["exact_match"],
+        "sampling": {"group_size": 4, "max_completion_length": 8},
+        "evaluation": {"prompts": 200, "samples": 2},
+        "train": {"steps": 1, "prompts_per_step": 4, "learning_rate": 1e-5},
+        "output": str(tmp_path / "run"),
+        "report": False,
+    }
+
+
+def test_a_run_reads_its_own_long_answers(sampled):
+    run = pt.train(sampled)
+    for name in ("baseline", "trained"):
+        assert (run.folder / "evaluations" / f"{name}.jsonl").stat().st_size > LONG
+    assert "lost" not in run.evaluation
+    assert {"baseline", "trained", "difference", "writing"} <= run.evaluation.keys()
+    found = pt.evaluate(run.folder)
+    assert (found.lost, found.before is None) == ("", False)
+
+
+@pytest.mark.parametrize("name", ["baseline", "trained"])
+def test_answers_that_are_damaged_after_they_were_drawn_end_no_run(sampled, monkeypatch, name):
+    """The measurement stays, and what needed the answers is lost with its reason."""
+    write_answers = Evaluation.write_answers
+
+    def and_damage(self, path, *write):
+        written = write_answers(self, path, *write)
+        if written.name == f"{name}.jsonl":
+            written.write_bytes(written.read_bytes().replace(b"1", b"2", 1))
+        return written
+
+    monkeypatch.setattr(Evaluation, "write_answers", and_damage)
+    run = pt.train(sampled)
+    assert f"{name}.jsonl has changed since it was written" in run.evaluation["lost"]
+    assert {"baseline", "trained"} <= run.evaluation.keys()
+    warnings = [event["message"] for event in run.store.read_events("warning")]
+    assert any(f"{name}.jsonl has changed" in warning for warning in warnings)
+    alarms = [
+        warning
+        for warning in warnings
+        if "take a reward of 1 for accepted, and 1.0% of rejections for normal" in warning
+    ]
+    assert len(alarms) == (name == "baseline")

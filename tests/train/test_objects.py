@@ -282,6 +282,19 @@ def test_values_are_stored_as_json_or_refused_with_their_row(model, tmp_path):
         )
 
 
+@pytest.mark.parametrize(
+    ("answer", "key"), [({1: "x"}, "1"), ([{"a": ({"b": {True: 1, "True": 2}},)}], "True"), ({None: 1}, "None")]
+)
+def test_nested_keys_that_json_would_make_text_of_are_refused_by_training_and_evaluation(model, tmp_path, answer, key):
+    """The reward of a run would find the key "1", and that of an evaluation of the same rows the key 1."""
+    rows = [ROWS[0], {"prompt": "a", "answer": answer}]
+    said = f"row 1 of the data has the key {key} in its column 'answer'; allowed: text .*\n  Write the key as text"
+    with pytest.raises(DataError, match=said):
+        pt.train(settings(model, tmp_path / "run"), data=rows, rewards=[count_a])
+    with pytest.raises(DataError, match=said):
+        pt.evaluate(str(model), rows, count_a)
+
+
 def test_rows_of_given_answers_are_taken_too(model, tmp_path):
     pairs = [{"prompt": row["prompt"], "chosen": "ab", "rejected": "ba"} for row in ROWS]
     run = pt.train(settings(model, tmp_path / "run", algorithm="dpo", data={"train": pairs, "eval": pairs[:4]}))

@@ -20,7 +20,7 @@ from posttrain.rewards import Scores
 from posttrain.rewards.judge import Judgement
 from posttrain.types import Completion, Prompt
 from posttrain.watch import Alarm, IndependentCheck
-from posttrain.watch.evidence import KEPT, suspicious
+from posttrain.watch.evidence import KEPT, first_of_each, suspicion_of, suspicious
 from posttrain.watch.heldout import first_look
 
 ALARM = Alarm(kind="disagreement", step=6, change_point=3, message="the check rejects what the reward accepts")
@@ -63,15 +63,32 @@ def test_the_answers_kept_are_those_that_all_steps_together_would_give(tmp_path,
     best = {}
     for row in sorted(rows, key=key, reverse=True):
         best.setdefault(row["completion"], (row["step"], row["row"]))
-    found = suspicious(tmp_path, ALARM)
+    found = suspicious(tmp_path, ALARM, 0.5)
     assert [(row["step"], row["row"]) for row in found] == list(best.values())[:KEPT]
+
+
+@pytest.mark.parametrize(
+    ("accepts_at", "rejected", "accepted"),
+    [(7.0, [3.0, 6.9], [7.0, 10.0]), (-2.0, [-5.0, -2.1], [-2.0, -1.0]), (0.0, [-0.1, -9.0], [0.0, 0.4])],
+)
+def test_the_answers_that_the_check_rejects_come_first_on_every_scale(accepts_at, rejected, accepted):
+    """Unseen answers come after them, although their reward is higher."""
+    scores = [*[None] * 2 * KEPT, *accepted, *rejected]
+    rows = [
+        {"step": 1, "row": n, "completion": str(n), "completion_ids": [1], "reward": float(s is None), "check/judge": s}
+        for n, s in enumerate(scores)
+    ]
+    found = first_of_each(rows, suspicion_of(ALARM, accepts_at))
+    assert [row["check/judge"] for row in found] == [*sorted(rejected), *[None] * (KEPT - 2)]
+    seen = first_of_each([row for row in rows if row["check/judge"] is not None], suspicion_of(ALARM, accepts_at))
+    assert [row["check/judge"] for row in seen] == sorted([*rejected, *accepted])
 
 
 def test_rollouts_that_cannot_be_read_are_left_out(tmp_path):
     store_rollouts(tmp_path)
     (tmp_path / "rollouts" / "step-000004.parquet").write_bytes(b"PAR1 cut")
     (tmp_path / "rollouts" / "step-000005.parquet").unlink()
-    assert {row["step"] for row in suspicious(tmp_path, ALARM)} == {3, 6}
+    assert {row["step"] for row in suspicious(tmp_path, ALARM, 0.5)} == {3, 6}
 
 
 def test_a_row_that_comes_twice_in_a_step_keeps_apart_what_a_judge_says_of_its_answers():

@@ -6,17 +6,22 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 
 from posttrain.config import AlarmConfig
+from posttrain.evaluate.evaluation import Answer, Record
 from posttrain.evaluate.heldout import interval_of
 from posttrain.experience.group import groups_of
+from posttrain.functional.intervals import wilson
 from posttrain.rewards import Scores
 from posttrain.rewards.judge import Judgement
 from posttrain.types import Completion, Prompt
 from posttrain.watch import Alarm, IndependentCheck, Watch
 from posttrain.watch.check import Checked, sample_of
+from posttrain.watch.course import Course
 from posttrain.watch.disagreement import Disagreement
 from posttrain.watch.heldout import HeldOutAlarms, movement
 from posttrain.watch.records import HeldOut, Step
@@ -422,3 +427,95 @@ def test_without_an_interval_no_fall_is_certain(limits):
     again = Watch(watch.config)
     again.load_state(state)
     assert again.heldout.found == watch.heldout.found
+
+
+def resumed(before: Watch, settings: Mapping[str, object], answers: Path | None = None, version: int = 2) -> Watch:
+    """A watch with other settings that goes on from the state of `before`, which `version` 1 kept without settings."""
+    state = json.loads(json.dumps(before.state()))
+    if version == 1:
+        del state["settings"]
+    after = Watch(AlarmConfig(**settings), check=IndependentCheck(None))
+    after.load_state(state, answers)
+    return after
+
+
+def first_answers(folder: Path) -> Path:
+    """Twenty held-out answers with rewards from 0 to 19; the check gives half of each reward."""
+    answers = [Answer(text="a", ids=(1,), finish_reason="eos", score=float(n), check={"c": n / 2}) for n in range(20)]
+    records = [Record(index=n, prompt="?", greedy=answer) for n, answer in enumerate(answers)]
+    (folder / "baseline.jsonl").write_text("".join(json.dumps(asdict(record)) + "\n" for record in records))
+    return folder / "baseline.jsonl"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("kept", [False, True], ids=["no answers", "answers"])
+def test_changed_settings_count_in_a_resumed_run(tmp_path, kept, version):
+    """Also if the setting was null before. The sum under the old settings says nothing about the new ones."""
+    answers = first_answers(tmp_path) if kept else None
+    for old in ({"accepted_at": 5.0, "baseline_disagreement": 0.02}, {}):
+        before = Watch(AlarmConfig(**old), check=IndependentCheck(None))
+        before.before_training(first_answers(tmp_path))
+        before.observe(1, {"reward": 1.0, "check/checked": 8, "check/rejected": 2, "check/rejected_prompts": 2})
+        assert before.disagreement.cusum.value > 0
+        same = resumed(before, old, answers, version)
+        assert same.state() == before.state()
+        after = resumed(before, {"accepted_at": 0.5, "baseline_disagreement": 0.2}, answers, version)
+        assert (after.accepted_at, after.disagreement.baseline) == (0.5, 0.2)
+        assert after.disagreement.cusum == Disagreement(3.0, 9.0).cusum
+
+
+def test_what_is_null_in_a_resumed_run_is_worked_out_as_before_training(tmp_path):
+    given, answers = (
+        {"accepted_at": 2.0, "baseline_disagreement": 0.2, "check_accepts_at": 3.0},
+        first_answers(tmp_path),
+    )
+    fresh = Watch(AlarmConfig(), check=IndependentCheck(None))
+    fresh.before_training(answers)
+    assert (fresh.accepted_at, fresh.disagreement.baseline) == (14.25, 0.01)
+    before = Watch(AlarmConfig(**given), check=IndependentCheck(None))
+    before.before_training(answers)
+    after = resumed(before, {}, answers)
+    assert (after.accepted_at, after.disagreement.baseline) == (14.25, 0.01)
+    stricter = resumed(fresh, {"check_accepts_at": 8.0}, answers)
+    assert stricter.disagreement.baseline == wilson(1, 5, 0.8).high, "it rejects 7.5 of 7.5 to 9.5"
+    assert resumed(stricter, {}, answers).state() == fresh.state()
+    off = Watch(AlarmConfig(enabled=False, check_accepts_at=8.0), check=IndependentCheck(None))
+    assert resumed(off, {"check_accepts_at": 8.0}, answers).state() == stricter.state(), "switched on"
+    nothing_left = resumed(before, {})
+    assert (nothing_left.accepted_at, nothing_left.disagreement.baseline) == (1.0, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("steps", "size", "first", "last"),
+    [
+        (100, 3, [1, 2, 3], [98, 99, 100]),
+        (100, 8, [1, 2, 3, 4, 5], [96, 97, 98, 99, 100]),
+        (4, 2, [1, 2], [3, 4]),
+        (4, 9, [1, 2, 3, 4], []),
+        (8, 7, [1, 2, 3, 4, 5, 6, 7], [8]),
+        (8, 3, [1, 2, 3], [6, 7, 8]),
+        (100, 5, [1, 2, 3, 4, 5], [96, 97, 98, 99, 100]),
+        (0, 9, [], []),
+    ],
+)
+def test_the_first_steps_of_a_resumed_run_are_never_late_ones(steps, size, first, last):
+    before, after = Course(5), Course(size)
+    for step in range(1, steps + 1):
+        before.add(float(step))
+    after.load_state(before.state())
+    assert (after.first, after.last) == (first, last)
+    again = Course(size)
+    again.load_state(after.state())
+    assert (again.first, again.last) == (first, last)
+    for step in range(steps + 1, 3 * size + steps + 1):
+        after.add(float(step))
+    start = first if steps == 100 else [float(step) for step in range(1, size + 1)]
+    assert (after.first, after.last[-1], after.is_known) == (start, 3 * size + steps, True)
+
+
+def test_the_error_of_first_and_last_steps_of_different_number():
+    course = Course(4)
+    course.first, course.last = [1.0, 3.0], [4.0, 4.0, 8.0, 8.0]
+    assert course.error == pytest.approx(math.sqrt(2 / 2 + (16 / 3) / 4))
+    course.first = [1.0]
+    assert course.error == pytest.approx(math.sqrt((16 / 3) * (1 + 1 / 4)))

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow.parquet as parquet
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 from tests.catalogue import few
 from tests.house import nodes_of, tree_of
@@ -205,6 +206,21 @@ def test_a_run_that_pauses_goes_on_when_it_is_resumed_and_ends_like_one_that_did
     assert run.step == 8
     assert len([event for event in events_of(run.folder) if event["alarm"] == "disagreement"]) == 1
     assert list(map(without_clock, run.metrics)) == list(map(without_clock, gamed.metrics))
+
+
+def test_a_threshold_that_was_too_high_is_mended_for_a_resumed_run(folder):
+    """In the first two steps no answer is accepted, so the check sees none."""
+    config = config_of(folder, "mended", accepted_at=5.0)
+    run = posttrain.train(config | {"train": config["train"] | {"steps": 2}})
+    assert [record["check/accepted"] for record in run.metrics] == [0, 0]
+    file = run.folder / "config.yaml"
+    saved = yaml.safe_load(file.read_text())
+    assert saved["alarms"]["accepted_at"] == 5.0
+    saved["alarms"]["accepted_at"] = 0.0
+    file.write_text(yaml.safe_dump(saved))
+    run = posttrain.resume(run.folder, steps=4)
+    assert [record["check/accepted"] for record in run.metrics] == [0, 0, 32, 32]
+    assert run.metrics[-1]["alarms/cusum"] > 0
 
 
 KILLED = """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -112,11 +112,38 @@ def _items(data: Data) -> Iterable[Any]:
 def _rows_of(item: Any, place: int) -> list[Row]:
     """The rows of one item, which is either a row or a source."""
     if isinstance(item, Mapping):
-        return [Row(values=dict(item), origin=f"row {place}")]
+        row = Row(values=dict(item), origin=f"row {place}")
+        _require_text_as_keys(row)
+        return [row]
     if isinstance(item, str | PathLike):
         source = os.fspath(item)
         return read_rows(source, split=_split(source))
     raise _no_rows(f"item {place} of data", item)
+
+
+def _require_text_as_keys(row: Row) -> None:
+    """Raise `DataError` for a nested key that is not text. JSON, in which a run saves its rows, would make text of it:
+    a reward would then find other keys in training than in an evaluation of the same rows."""
+    for column, value in row.values.items():
+        for key in _keys_within(value):
+            if not isinstance(key, str):
+                raise DataError(
+                    given=f"{row.origin} of the data has the key {key!r} in its column {column!r}",
+                    allowed="text as the keys of nested mappings, because JSON has no others",
+                    fix=f'Write the key as text, "{key}", also where your functions read it.',
+                )
+
+
+def _keys_within(value: Any) -> Iterator[Any]:
+    """The keys of all mappings in a value."""
+    if isinstance(value, Mapping):
+        yield from value
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return
+    for one in value:
+        if isinstance(one, Mapping | list | tuple):
+            yield from _keys_within(one)
 
 
 def _no_rows(what: str, value: Any) -> DataError:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from posttrain.files import Damaged, read_sealed, write_atomically
+from posttrain.files import Damaged, open_sealed, write_atomically
 from posttrain.functional.intervals import Interval, paired_interval
 from posttrain.rewards.scores import CORRECT_AT
 
@@ -213,10 +213,18 @@ class Evaluation:
     @staticmethod
     def read_answers(path: Path | str) -> tuple[Record, ...]:
         """Read a file of `write_answers`. Raises `Damaged` for a file that holds anything else."""
+        return tuple(Evaluation.each_record(path))
+
+    @staticmethod
+    def each_record(path: Path | str) -> Iterator[Record]:
+        """Read a file of `write_answers` one prompt at a time, because all long answers together need much memory.
+        Raises `Damaged` as `read_answers` does."""
         path = Path(path)
         try:
-            lines = read_sealed(path.parent, path.name).decode("utf-8").split("\n")  # splitlines() cuts at U+2028
-            return tuple(_record(json.loads(line)) for line in lines if line)
+            with open_sealed(path.parent, path.name) as lines:
+                for line in lines:
+                    if content := line.rstrip(b"\n"):
+                        yield _record(json.loads(content.decode("utf-8")))
         except Damaged:
             raise
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

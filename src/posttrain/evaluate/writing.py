@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from posttrain.models.load import LoadedModel
     from posttrain.rewards import RewardSet
 
+Records = Sequence[Mapping[str, Any]]
+"""Answers, each as {index, prompt, text, ids, ended}."""
 MOST_TOKENS = 64
 """Maximum tokens of an answer that is drawn for this measure."""
 MOST_PROMPT_TOKENS = 1024
@@ -156,7 +158,9 @@ class WithWriting:
         if name.startswith("step"):
             return measured
         drawn = "greedy" in measured.get(name, {})
-        answers = answers_on_file(folder, name) if drawn else self.answer(self.asked.prompts)
+        answers, lost = self._answers(folder, name, drawn)
+        if answers is None:
+            return {**measured, **lost}
         text, text_bytes = self.score_text()
         now = Written(answers=answers, text=text, text_bytes=text_bytes)
         now.write(folder, name)
@@ -173,6 +177,12 @@ class WithWriting:
                 **({} if before is None else {"difference": writing_changes(before, now, self.confidence)}),
             },
         }
+
+    def _answers(self, folder: Path, name: str, drawn: bool) -> tuple[Records | None, dict[str, str]]:
+        """Return (the answers, {}), or (None, {"lost": reason}) if the file of those already drawn is damaged."""
+        if drawn:
+            return of_baseline(lambda: answers_on_file(folder, name))
+        return self.answer(self.asked.prompts), {}
 
 
 # --- what is counted -------------------------------------------------------------------------------------------------
@@ -269,10 +279,10 @@ def columns_of(answers: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def answers_on_file(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the greedy answers that another measure has drawn and stored."""
+    """Return the greedy answers that another measure has drawn and stored. Raises `Damaged`."""
     return [
         answer_record(record.index, record.prompt, record.greedy.text, record.greedy.ids, record.greedy.truncated)
-        for record in Evaluation.read_answers(folder / f"{name}.jsonl")
+        for record in Evaluation.each_record(folder / f"{name}.jsonl")
     ]
 
 

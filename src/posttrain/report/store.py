@@ -268,7 +268,7 @@ def _parsed(text: str) -> Any:
 def _read_evaluation(folder: Path, notes: list[str]) -> Mapping[str, Any]:
     """Read evaluation.json only if its checksum is right: a digit that changed on disk would give a wrong result."""
     try:
-        found = read_sealed_json(folder, "evaluation.json")
+        found = read_sealed_json(folder, "evaluation.json", MOST_BYTES)
     except Missing:
         return {}
     except Damaged as damage:

@@ -57,7 +57,8 @@ def tell(run: Run, alarm: Alarm) -> None:
     """Record the alarm with the suspicious answers and the last checkpoint before it, and show it."""
     path = None
     if alarm.kind not in ABOUT_NO_ANSWER:
-        path = run.store.suspicious(alarm.step, alarm.kind, suspicious(run.folder, alarm))
+        answers = suspicious(run.folder, alarm, run.config.alarms.check_accepts_at)
+        path = run.store.suspicious(alarm.step, alarm.kind, answers)
     before = run.checkpoints.before(alarm.change_point)
     model = "the model that the run started with" if before is None else f"checkpoints/step-{before:06d}"
     run.checkpoints.pinned = run.watch.needs(run.checkpoints)

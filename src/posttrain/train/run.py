@@ -298,11 +298,14 @@ class Run:
         """Go back to the moment after the checkpoint's step and drop later records. Publishes nothing."""
         plain = self.trainer.restore_parts(checkpoint.state, checkpoint.path)
         self.guards.load_state(plain["guards"])
+        warning = None
         if "watch" in plain:  # checkpoints of early versions have none
-            self.watch.load_state(plain["watch"])
+            warning = self.watch.load_state(plain["watch"], self.folder / "evaluations" / "baseline.jsonl")
         self.feed.load_state(plain.get("feed", {}))
         self.step, self.num_tokens = checkpoint.step, plain["num_tokens"]
         self.store.truncate_after(self.step)
+        if warning is not None:
+            self.warn("check", warning)
         if missing := sorted(set(range(1, self.step + 1)) - {record.get("step") for record in self.metrics}):
             self.warn(
                 "metrics",

@@ -185,7 +185,7 @@ class Comparison:
             kind=self.row.kind,
             step=step.number,
             change_point=self.since or step.number,
-            message=f"{self.row.what} went from {course.start:.3g} in the first {course.size} steps to "
+            message=f"{self.row.what} went from {course.start:.3g} in the first {len(course.first)} steps to "
             f"{course.now:.3g} in the last {course.size} (limit {limit:.3g})",
             evidence={"start": course.start, "now": course.now, "limit": limit, "standard_error": course.error},
         )

@@ -14,7 +14,11 @@ SURE = 2.0
 
 
 class Course:
-    """The first `size` values of a run, and the last `size` values after them."""
+    """The first `size` values of a run, and the last `size` values after them.
+
+    If a resumed run has a larger `size`, the first values stay as few as they were: those after them were dropped, and
+    later ones show no start.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -25,7 +29,7 @@ class Course:
         """Add a value. Values that are not finite are left out."""
         if not math.isfinite(value):
             return
-        if len(self.first) < self.size:
+        if not self.last and len(self.first) < self.size:
             self.first.append(value)
         else:
             self.last = [*self.last, value][-self.size :]
@@ -44,10 +48,11 @@ class Course:
 
     @property
     def error(self) -> float:
-        """Standard error of `now - start` for independent steps; 0 if nothing varies or `size` is 1."""
-        if self.size == 1:
-            return 0.0
-        return math.sqrt((statistics.variance(self.first) + statistics.variance(self.last)) / self.size)
+        """Standard error of `now - start` for independent steps; 0 if nothing varies or `size` is 1. One value alone
+        is taken to vary as the others do."""
+        sides = (self.first, self.last)
+        spread = max((statistics.variance(values) for values in sides if len(values) > 1), default=0.0)
+        return math.sqrt(sum((statistics.variance(one) if len(one) > 1 else spread) / len(one) for one in sides))
 
     def movement(self) -> Movement:
         if not self.is_known:
@@ -61,4 +66,8 @@ class Course:
         return {"first": self.first, "last": self.last}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self.first, self.last = list(state["first"]), list(state["last"])
+        """Restore the values, divided by the present `size`."""
+        values = [*state["first"], *state["last"]]
+        has_gap = len(state["last"]) >= len(state["first"])  # values between the two may have been dropped
+        start = min(len(state["first"]), self.size) if has_gap else self.size
+        self.first, self.last = values[:start], values[start:][-self.size :]

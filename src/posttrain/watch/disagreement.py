@@ -54,10 +54,11 @@ class Disagreement:
     def calibrate(self, rejected: int, accepted: int) -> None:
         """Set the baseline to the upper end of the 80% interval of the share rejected before training.
 
-        With no rejected answer the baseline stays. So chance zeros do not make the alarm fire too often, and a few
+        With no rejected answer it is the smallest one. So chance zeros do not make the alarm fire too often, and a few
         rejections do not silence it."""
-        if self.measures and rejected:
-            self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, wilson(rejected, accepted, CONFIDENCE).high))
+        if self.measures:
+            high = wilson(rejected, accepted, CONFIDENCE).high if rejected else LEAST_BASELINE
+            self.baseline = min(LARGEST_BASELINE, max(LEAST_BASELINE, high))
 
     def observe(self, step: Step) -> Alarm | None:
         names = ("checked", "rejected", "rejected_prompts")
@@ -103,5 +104,10 @@ class Disagreement:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self.cusum = Cusum(value=state["value"], since=state["since"])
-        self.baseline = state["baseline"]
+        self.load_baseline(state)
         self.rejected, self.checked = state["rejected"], state["checked"]
+
+    def load_baseline(self, state: Mapping[str, Any]) -> None:
+        """Restore the baseline, unless a setting says what it is."""
+        if self.measures:
+            self.baseline = state["baseline"]

@@ -23,15 +23,16 @@ Row = Mapping[str, Any]
 Suspicion = Callable[[Row], tuple[float, ...]]
 
 
-def suspicious(folder: Path, alarm: Alarm) -> list[dict[str, Any]]:
+def suspicious(folder: Path, alarm: Alarm, accepts_at: float) -> list[dict[str, Any]]:
     """At most 20 answers since the change, the most suspicious first, without duplicate texts.
 
+    `accepts_at` is the score of the check from which it agrees with an answer (`alarms.check_accepts_at`).
     It reads one step at a time, because all steps of a large run do not fit into memory.
     """
     kept: list[Row] = []
     for step in range(max(1, alarm.change_point, alarm.step - LONGEST_LOOK_BACK + 1), alarm.step + 1):
         rows = [row for row in rows_of(folder, step) if row["reward"] is not None and not row["discarded"]]
-        kept = first_of_each([*kept, *rows], suspicion_of(alarm))
+        kept = first_of_each([*kept, *rows], suspicion_of(alarm, accepts_at))
     shown = ("step", "prompt_index", "row", "prompt", "completion", "reward", "advantage")
     return [
         {
@@ -68,16 +69,17 @@ def rows_of(folder: Path, step: int) -> list[dict[str, Any]]:
         return []
 
 
-def suspicion_of(alarm: Alarm) -> Suspicion:
+def suspicion_of(alarm: Alarm, accepts_at: float) -> Suspicion:
     """The sort key of suspicious answers: first the check's rejection, then the alarm's subject, then the reward."""
     special = SUSPICIONS.get(alarm.kind, lambda row: 0.0)
-    return lambda row: (rejection(row), special(row), row["reward"], row["step"], -row["row"])
+    return lambda row: (rejection(row, accepts_at), special(row), row["reward"], row["step"], -row["row"])
 
 
-def rejection(row: Row) -> float:
-    """0.5 minus the lowest check score: positive for a rejected answer, negative for an accepted one; 0 without."""
+def rejection(row: Row, accepts_at: float) -> float:
+    """How far the lowest check score is below `accepts_at`: above 0 for a rejected answer, at most 0 for an accepted
+    one, and 0 for an answer that the check did not see."""
     scores = [value for name, value in row.items() if name.startswith("check/") and value is not None]
-    return 0.5 - min(scores) if scores else 0.0
+    return accepts_at - min(scores) if scores else 0.0
 
 
 def repeated(row: Row) -> float:

@@ -37,21 +37,24 @@ class FirstLook:
 
 
 def first_look(answers: Path, *, accepted_at: float | None, check_accepts_at: float) -> FirstLook | None:
-    """Read the answers of the first evaluation; None without any.
+    """Read the answers of the first evaluation; None without any. Raises `Damaged`.
 
     If scores are marks from 0 to 1, 1 means right and counts as accepted. With other scores the best quarter counts as
     accepted, but never the lowest score.
     """
     if not answers.exists():
         return None
-    records = Evaluation.read_answers(answers)
-    scores = [answer.score for record in records for answer in (record.greedy, *record.samples)]
-    known = sorted(score for score in scores if score is not None and math.isfinite(score))
+    scores: list[float] = []
+    judged_by_both: list[tuple[float, float]] = []  # reward and lowest check of each greedy answer
+    for record in Evaluation.each_record(answers):
+        scores += [answer.score for answer in (record.greedy, *record.samples) if answer.score is not None]
+        opinions = [score for score in record.greedy.check.values() if score is not None]
+        if record.greedy.score is not None and opinions:
+            judged_by_both.append((record.greedy.score, min(opinions)))
+    known = sorted(score for score in scores if math.isfinite(score))
     if accepted_at is None:
         accepted_at = 1.0 if are_marks(known) else best_quarter(known)
-    greedy = [r.greedy for r in records if r.greedy.score is not None and r.greedy.score >= accepted_at - 1e-9]
-    opinions = [[score for score in answer.check.values() if score is not None] for answer in greedy]
-    judged = [min(found) >= check_accepts_at for found in opinions if found]
+    judged = [check >= check_accepts_at for reward, check in judged_by_both if reward >= accepted_at - 1e-9]
     return FirstLook(accepted_at=accepted_at, accepted=len(judged), rejected=judged.count(False))
 
 

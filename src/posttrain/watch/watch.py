@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.config.sections import AlarmConfig
 from posttrain.errors import ConfigError
+from posttrain.files import Damaged
 from posttrain.watch.answers import answer_metrics
 from posttrain.watch.bisection import Cause
 from posttrain.watch.check import Checked, IndependentCheck, accepted_places, sample_of
@@ -36,6 +37,8 @@ Examine = Callable[["Sequence[Group]", int, Level], Cause]
 FULL_MARK = 1.0
 MUCH_DISAGREEMENT, FEW = 0.2, 3
 """Share and number of accepted answers that the check may reject before training without a warning."""
+JUDGED_BY = ("enabled", "accepted_at", "check_accepts_at", "baseline_disagreement", "disagreement_ratio")
+"""Settings that say which answers are accepted and rejected, and what the cumulative sum of disagreement counts."""
 MUCH_UNSCORED = 0.2
 """Share of a step's sample that the check may leave without a score before a warning."""
 
@@ -180,7 +183,11 @@ class Watch:
         """Set the acceptance threshold and the baseline of disagreement from the start model's held-out answers.
 
         Returns a warning if reward and check already disagree so much that a rise could not be seen."""
-        look = first_look(answers, accepted_at=self.config.accepted_at, check_accepts_at=self.config.check_accepts_at)
+        config = self.config
+        try:
+            look = first_look(answers, accepted_at=config.accepted_at, check_accepts_at=config.check_accepts_at)
+        except Damaged as damage:
+            return self._without_answers(damage)
         if look is None:
             return None
         self.accepted_at = look.accepted_at
@@ -191,6 +198,17 @@ class Watch:
         return (
             f"before training the check rejects {look.rejected} of the {look.accepted} held-out answers that the "
             "reward accepts: one of the two does not measure what you mean, or alarms.accepted_at is too low"
+        )
+
+    def _without_answers(self, damage: Damaged) -> str | None:
+        """A warning that nothing was worked out before training; None without a check, which alone needs it."""
+        if not self.independent or not self.config.enabled:
+            return None
+        normal = f", and {self.disagreement.baseline:.1%} of rejections for normal" if self.disagreement else ""
+        return (
+            f"the held-out answers before training are lost ({damage}), so the alarms take a reward of "
+            f"{self.accepted_at:g} for accepted{normal}. Set alarms.accepted_at and alarms.baseline_disagreement if "
+            "this is wrong"
         )
 
     def evaluated(self, step: int, measured: Mapping[str, Any]) -> list[Alarm]:
@@ -211,6 +229,7 @@ class Watch:
 
     def state(self) -> dict[str, Any]:
         return {
+            "settings": {name: getattr(self.config, name) for name in JUDGED_BY},
             "accepted_at": self.accepted_at,
             "has_failed": self.has_failed,
             "fired": [alarm.to_json() for alarm in self.fired],
@@ -219,14 +238,35 @@ class Watch:
             "alarms": {name: one.state() for name, one in self.step_alarms.items()},
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the alarms. One whose setting was null at that time starts fresh; one that is null now stays off."""
-        self.accepted_at, self.has_failed = state["accepted_at"], state["has_failed"]
+    def load_state(self, state: Mapping[str, Any], answers: Path | None = None) -> str | None:
+        """Restore the alarms. One whose setting was null at that time starts fresh; one that is null now stays off.
+
+        If settings of `JUDGED_BY` have changed since, the present ones count: the sum of disagreement starts at 0, and
+        what was worked out before training is worked out again from `answers`. Returns a warning as `before_training`
+        does."""
+        self.has_failed = state["has_failed"]
         self.fired = [Alarm(**fields) for fields in state["fired"]]
         self.reward.load_state(state["reward"])
         self.heldout.load_state(state["heldout"])
+        changed = self._changed_since(state)
+        if self.config.accepted_at is None and "accepted_at" not in changed:
+            self.accepted_at = state["accepted_at"]
         for name in self.step_alarms.keys() & state["alarms"].keys():
-            self.step_alarms[name].load_state(state["alarms"][name])
+            if name != "disagreement" or not changed:
+                self.step_alarms[name].load_state(state["alarms"][name])
+            elif self.disagreement is not None and "baseline_disagreement" not in changed:
+                self.disagreement.load_baseline(state["alarms"][name])
+        return self.before_training(answers) if changed and answers is not None else None
+
+    def _changed_since(self, state: Mapping[str, Any]) -> set[str]:
+        """The settings of `JUDGED_BY` that were others when `state` was saved."""
+        now = {name: getattr(self.config, name) for name in JUDGED_BY}
+        then = state.get("settings")
+        if then is None:  # earlier versions kept what they used, which is the setting unless it is null
+            used = {"accepted_at": state["accepted_at"]}
+            used |= {"baseline_disagreement": state["alarms"].get("disagreement", {}).get("baseline")}
+            then = now | {name: value for name, value in used.items() if None not in (value, now[name])}
+        return {name for name in JUDGED_BY if then[name] != now[name]}
 
 
 def columns_of(checked: Checked, groups: Sequence[Group]) -> dict[str, list[float | None]]:
