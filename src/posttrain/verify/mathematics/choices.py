@@ -203,7 +203,7 @@ def _choice(text: str, options: Options, *, trusted: bool = False) -> str | None
         return None
     by_text = [label for label, option in options.items() if _plain(option) == _plain(text)]
     if len(by_text) == 1:
-        return _instead_of_text(text, by_text[0], options, trusted=trusted)
+        return _label_alone(text, options) or by_text[0]
     match = _LETTER.match(text)
     label, rest = (match["label"].upper(), match["rest"].strip()) if match else ("", "")
     if match is None or (label not in options if options else label.isdigit() and rest):
@@ -225,16 +225,12 @@ def _choice(text: str, options: Options, *, trusted: bool = False) -> str | None
     return label if _may_follow(said.strip(" \t\n_.,;:!)]"), marked=marked and not options) else ""
 
 
-def _instead_of_text(text: str, by_text: str, options: Options, *, trusted: bool) -> str:
-    """The label that a text names if it is the text of choice `by_text`, and perhaps the label of another choice.
-
-    As a gold answer, and in brackets or before a mark, it is the label. Otherwise nobody knows.
-    """
+def _label_alone(text: str, options: Options) -> str | None:
+    """The label that a text is, without anything else; None for any other text."""
     match = _LETTER.fullmatch(text)
-    label = match["label"].upper() if match and not match["rest"] else by_text
-    if match is None or label not in options or label == by_text:
-        return by_text
-    return label if trusted or match["open"] or match["mark"] else ""
+    if match is None or match["rest"] or match["label"].islower():
+        return None
+    return match["label"] if match["label"] in options else None
 
 
 def _may_follow(said: str, *, marked: bool) -> bool:
