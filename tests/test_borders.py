@@ -44,6 +44,7 @@ MAY_IMPORT = {
         "contextlib",
         "errno",
         "hashlib",
+        "io",
         "json",
         "os",
         "pathlib",

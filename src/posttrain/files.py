@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path, PurePath
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from posttrain.errors import ConfigError, DoesNotFit
 
@@ -108,7 +108,7 @@ def write_sealed(path: Path, content: str | bytes) -> None:
 
 
 @contextmanager
-def open_sealed(folder: Path, name: str, most: int = ANY_SIZE) -> Iterator[BinaryIO]:
+def open_sealed(folder: Path, name: str, most: int = ANY_SIZE) -> Iterator[BufferedReader]:
     """Open a sealed file that fits its seal, to read it line by line. Files of earlier versions have no seal.
 
     Raises `Missing` if there is no such file, and `Damaged` if it cannot be read, has more than `most` bytes or does
@@ -294,7 +294,7 @@ def read_inside(folder: Path, name: str | PurePath, most: int = MOST_BYTES) -> b
         return file.read(_require_size(file, most, folder / name))
 
 
-def _require_size(file: BinaryIO, most: int, path: Path) -> int:
+def _require_size(file: BufferedReader, most: int, path: Path) -> int:
     """The size of an open file in bytes. Raises OSError above `most`."""
     size = os.fstat(file.fileno()).st_size
     if size > most:

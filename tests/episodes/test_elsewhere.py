@@ -139,6 +139,18 @@ def test_drawings_of_different_states_differ():
 
 
 @pytest.mark.parametrize(
+    ("drawn", "text"),
+    [
+        ("\x1b[31mA\x1b[0mB", "[A]B"),
+        ("\x1b[31mA\x1b[m \x1b[42;1mB\x1b[39m", "[A red] [B green]"),
+        ("\x1b[38;5;34mA\x1b[0m \x1b[;1mB\x1b[0m", "[A 38;5;34] [B ;1]"),
+    ],
+)
+def test_colours_have_their_names_and_others_their_codes(drawn, text):
+    assert _plain(drawn) == text
+
+
+@pytest.mark.parametrize(
     ("pattern", "text", "action"),
     [
         (r"move: (\w+)", "move: up, move: down", "down"),

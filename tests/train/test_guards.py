@@ -15,6 +15,7 @@ from posttrain.data.dataset import examples_batch
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import StepData, name_completions, name_examples
 from posttrain.experience.group import groups_of
+from posttrain.functional.turns import turns_of
 from posttrain.rewards.scores import ENVIRONMENT, Failure
 from posttrain.train.guards import (
     FailingTools,
@@ -220,11 +221,13 @@ def test_with_one_answer_per_prompt_the_answers_of_the_step_are_compared():
         guard.observe(2, torch.zeros(3, 1), scored_PG)
 
 
-def test_rewards_of_tokens_that_differ_are_signal_even_if_their_sums_do_not():
-    guard = NoSignal(steps=1)
-    assert guard.observe(1, ZEROS + 1, ALL, torch.tensor([0.0, 1.0, 1.0, 0.0])) is None
-    with pytest.raises(GuardStop, match="all 8 answers got reward 0"):
-        guard.observe(2, ZEROS, ALL, torch.zeros(4))
+def test_rewards_of_turns_that_differ_are_signal_even_if_their_sums_do_not():
+    guard, first_PG = NoSignal(steps=1), ZEROS + 0.5
+    first_PG[1, 2] = 0.25
+    assert guard.observe(1, ZEROS + 1, ALL, turns=[first_PG, 1 - first_PG]) is None
+    assert guard.observe(2, ZEROS + 1, ALL, turns=[ZEROS + 0.5, ZEROS + 0.5], inside=True) is None
+    with pytest.raises(GuardStop, match="all 8 answers got reward 1"):
+        guard.observe(3, ZEROS + 1, ALL, turns=[ZEROS + 0.5, ZEROS + 0.5])
 
 
 # --- no gradient ----------------------------------------------------------------------------------------------------
@@ -453,17 +456,34 @@ def test_the_warnings_of_all_guards_come_together(config):
     assert guards.observe(2, bad_step()) == []
 
 
-def test_rewards_that_are_all_on_tokens_are_rewards(config):
+TWO_TURNS_BT = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1], [1, 0, 0, 1], [1, 1, 0, 1]]).bool()
+
+
+@pytest.mark.parametrize(
+    ("rewards", "says"),
+    [
+        ([(0, 1), (0, 1), (0, 1), (0, 0)], None),
+        ([(1, 0), (0, 1), (1, 0), (1, 0)], None),
+        ([(0, 1)] * 4, "all 4 answers got reward 1"),
+        ([(-0.1, 1)] * 4, "all 4 answers got reward 0.9"),
+        ([(0, 0)] * 4, "all 4 answers got reward 0 "),
+    ],
+)
+def test_equal_rewards_of_turns_are_no_signal_wherever_the_turns_end(config, rewards, says):
     """The rewards of whole completions are then 0, because those of tokens come in addition."""
-    step = bad_step()
-    assert isinstance(step.experience, Experience)
-    nothing = torch.zeros_like(step.experience.completion_mask_BT, dtype=torch.float32)
-    paid, unpaid = nothing.clone(), nothing
-    paid[1, int(step.experience.completion_mask_BT[1].nonzero()[0])] = 0.5
-    for token_rewards_BT, warned in ((paid, False), (unpaid, True)):
-        guards = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
-        rewarded = replace(step, experience=replace(step.experience, token_rewards_BT=token_rewards_BT))
-        assert any("answers got reward 0" in one for one in guards.observe(1, rewarded)) == warned
+    token_rewards_BT = torch.zeros(4, 4)
+    for row, (first, second) in enumerate(rewards):
+        token_rewards_BT[row, int(turns_of(TWO_TURNS_BT)[row].eq(0).nonzero().max())] = first
+        token_rewards_BT[row, 3] = second
+    experience = Experience.from_rewards(
+        torch.zeros(1, 4), completion_mask_BT=TWO_TURNS_BT, token_rewards_BT=token_rewards_BT
+    )
+    guards = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
+    said = [one for one in guards.observe(1, replace(bad_step(), experience=experience)) if "reward" in one]
+    assert (says in said[0]) if says else not said
+    inside = replace(experience, token_rewards_BT=token_rewards_BT.masked_fill(turns_of(TWO_TURNS_BT) == 1, 0.5))
+    again = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
+    assert not [one for one in again.observe(1, replace(bad_step(), experience=inside)) if "answers got reward" in one]
 
 
 def test_a_tool_that_fails_is_reported_whatever_the_run_learns_from(config):

@@ -133,8 +133,8 @@ class Luggage:
         if self.bytes > LARGEST:
             raise ConfigError(
                 given=f"the files to send to the nodes with the run exceed {LARGEST >> 20} MiB, with {file}",
-                allowed="the folders of reward functions, with the files that they import and read",
-                fix="Put the reward function into a folder of its own.",
+                allowed="files that the config names, and folders of reward functions with what they import and read",
+                fix="Put the reward function into a folder of its own, and data onto storage that the cluster sees.",
             )
         shutil.copy2(file, place)
 

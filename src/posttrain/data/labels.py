@@ -89,7 +89,7 @@ def refuse_one_class(found: LabelledSet, what: str) -> None:
     if only:
         alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
         left = f"{found.dropped_summary}; all {len(found.rows)} answers left" if found.dropped else ""
-        unread = any(NO_LABEL in reason for _, reason in found.dropped)
+        unread = 2 * sum(NO_LABEL in reason for _, reason in found.dropped) > len(found.dropped)
         raise DataError(
             given=f"{what}: {left or f'all {len(found.rows)} answers'} are {only}",
             allowed="desirable and undesirable answers: with only one kind there is nothing to compare",

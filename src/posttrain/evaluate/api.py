@@ -82,6 +82,8 @@ class Subject:
     publish_tolerance: float | None = None
     folder: Path | None = None
     """Folder of the config; paths of rewards are relative to it."""
+    learned_from_given: bool = False
+    """Is this a run on given answers, not on sampled ones?"""
 
 
 class _Own(Part):
@@ -199,7 +201,7 @@ def _check(subject: Subject, extract: Any) -> None:
             allowed="data with prompts; only a run folder has its own",
             fix="Give held-out data: evaluate(model, data, rewards), or --data FILE.",
         )
-    if subject.folder is not None and not subject.rewards:
+    if subject.learned_from_given and not subject.rewards:
         raise ConfigError(
             given=f"{subject.folder}, a run without rewards, which learned from given answers",
             allowed="a run with rewards, or rewards for its answers",
@@ -311,6 +313,7 @@ def _run_subject(folder: Path) -> Subject:
         seed=config.seed + EVALUATION_SEED,
         max_unscored=config.guards.max_unscored,
         folder=folder,
+        learned_from_given=config.sampled_pairs is None and config.algorithm.build().data_kind != "prompts",
     )
 
 

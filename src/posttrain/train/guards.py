@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -22,6 +22,7 @@ from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import RowName, StepData
 from posttrain.experience.group import completions_of
 from posttrain.functional.baselines import has_signal
+from posttrain.functional.turns import number_of_turns, sum_over_turns, turns_of
 from posttrain.rewards.scores import ENVIRONMENT, OF_ENVIRONMENT, Failure
 from posttrain.types import Batch, Completion, Experience, Outputs
 
@@ -176,12 +177,31 @@ def _advice(rows: Sequence[BadRow]) -> str:
 # --- steps that teach nothing ----------------------------------------------------------------------------------------
 
 
+def turn_rewards(experience: Experience) -> Iterator[Tensor]:
+    """Yield the `[P, G]` rewards of each turn, if turns have some in addition to the reward of the trajectory."""
+    if experience.token_rewards_BT is not None:
+        turns_BT = turns_of(experience.completion_mask_BT)
+        count = int(number_of_turns(turns_BT).max())
+        sums_BS = sum_over_turns(experience.token_rewards_BT, turns_BT, count)
+        yield from sums_BS.T.reshape(count, *experience.rewards_PG.shape).to(experience.rewards_PG.dtype)
+
+
+def rewards_inside_turns(experience: Experience) -> bool:
+    """Have tokens rewards of their own that do not end a turn?"""
+    if experience.token_rewards_BT is None:
+        return False
+    turns_BT = turns_of(experience.completion_mask_BT)
+    after_BT = torch.nn.functional.pad(turns_BT[:, 1:], (0, 1), value=-1)
+    inside_BT = experience.scored_mask_BT & (turns_BT == after_BT)
+    return bool((experience.token_rewards_BT[inside_BT] != 0).any())
+
+
 class NoSignal:
     """Detects consecutive steps without a learning signal: all answers that are compared got equal rewards.
 
     If the algorithm compares the completions of one prompt, so does the guard. Otherwise it compares all completions of
-    the step: a critic or a batch mean also learns from differences between prompts. Rewards of single tokens teach
-    wherever they differ, even if their sums are equal.
+    the step: a critic or a batch mean also learns from differences between prompts. Rewards of turns teach where they
+    differ, even if their sums do not. Other rewards of tokens always teach something, for example to end sooner.
     """
 
     def __init__(self, steps: int, *, within_groups: bool = True) -> None:
@@ -189,18 +209,14 @@ class NoSignal:
         self._clear()
 
     def observe(
-        self, step: int, rewards_PG: Tensor, scored_PG: Tensor, token_rewards_N: Tensor | None = None
+        self, step: int, rewards_PG: Tensor, scored_PG: Tensor, *, turns: Iterable[Tensor] = (), inside: bool = False
     ) -> str | None:
-        """Raise `GuardStop` at the last step of the streak; warn at its first. `rewards_PG` count those of tokens."""
-        if token_rewards_N is not None and len(token_rewards_N.unique()) > 1:
+        """Raise `GuardStop` at the last step of the streak; warn at its first. `turns` are the `[P, G]` rewards of each
+        turn. `inside`: tokens inside of turns have rewards, too."""
+        if inside or any(self._differ(each_PG, scored_PG) for each_PG in (rewards_PG, *turns)):
             self._clear()
             return None
-        num_prompts, group_size = rewards_PG.shape
-        group_size = group_size if self.within_groups else 1
-        compared = (1, -1) if group_size == 1 else (num_prompts, group_size)
-        if bool(has_signal(rewards_PG.reshape(compared), scored_PG.reshape(compared)).any()):
-            self._clear()
-            return None
+        group_size = rewards_PG.shape[1] if self.within_groups else 1
         rewards = rewards_PG[scored_PG].tolist()
         self.streak += 1
         self.answers += len(rewards)
@@ -214,6 +230,11 @@ class NoSignal:
         if self.streak > 1:
             return None
         return f"step {step}: {self._finding(group_size)}. The run stops after {self.steps} such steps in a row"
+
+    def _differ(self, rewards_PG: Tensor, scored_PG: Tensor) -> bool:
+        num_prompts, group_size = rewards_PG.shape
+        compared = (num_prompts, group_size) if self.within_groups and group_size > 1 else (1, -1)
+        return bool(has_signal(rewards_PG.reshape(compared), scored_PG.reshape(compared)).any())
 
     def state(self) -> dict[str, Any]:
         bounds = {"lowest": self.lowest, "highest": self.highest} if self.answers else {}
@@ -491,10 +512,9 @@ class Guards:
             experience = data.experience
             assert isinstance(experience, Experience)
             warnings.insert(0, self.unscored.observe(step, experience.scored_PG, data.failures))
-            of_tokens_BT = experience.token_rewards_BT
-            of_tokens_N = None if of_tokens_BT is None else of_tokens_BT[experience.scored_mask_BT]
             rewards_PG, scored_PG = experience.total_rewards_PG, experience.scored_PG
-            warnings.append(self.no_signal.observe(step, rewards_PG, scored_PG, of_tokens_N))
+            more = {"turns": turn_rewards(experience), "inside": rewards_inside_turns(experience)}
+            warnings.append(self.no_signal.observe(step, rewards_PG, scored_PG, **more))
             warnings.append(self.ignored.observe(step, completions))
         return [warning for warning in warnings if warning is not None]
 

@@ -51,7 +51,7 @@ def opened(target: Target, settings: Mapping[str, Any], apart: Callable[[Callabl
 
 
 _CODE = re.compile(r"\x1b\[([0-9;]*)m")
-_COLOURED = re.compile(r"((?:\x1b\[(?!0m)[0-9;]+m)+)(.*?)(?:\x1b\[0m)+")
+_COLOURED = re.compile(r"((?:\x1b\[(?!0?m|39m|49m)[0-9;]+m)+)(.*?)(?:\x1b\[(?:0?|39|49)m)+")
 """Text between codes of a terminal's colours and the code that ends them."""
 _COLOURS = ("black", "red", "green", "yellow", "blue", "magenta", "cyan", "white")
 
@@ -158,7 +158,9 @@ def _plain(drawn: str) -> str:
 
 def _colour(code: str) -> str:
     """Return the name of a colour, or its code if it has no name."""
-    numbers = [int(number) for number in code.split(";")]
+    numbers = [int(number) for number in code.split(";") if number]
+    if 38 in numbers or 48 in numbers:  # one of 256 colours, or of 16 million
+        return code
     named = [_COLOURS[number % 10] for number in numbers if number // 10 in (3, 4, 9, 10) and number % 10 < 8]
     return named[0] if len(named) == 1 else code
 

@@ -9,7 +9,7 @@ reference   1 if the answer means the same as a column of the row, else 0
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
@@ -136,17 +136,27 @@ def _spoken(content: Any) -> str:
 
 def even_pairs(size: int, most: int | None) -> list[tuple[int, int]]:
     """All pairs of a group, or `most` of them, but at least half as many as members: each is in at least one pair, and
-    all in about equally many. They are the first rounds of a tournament, in which everybody plays once per round.
+    all in about equally many.
 
     >>> even_pairs(3, None), even_pairs(4, 2), even_pairs(3, 1)
     ([(0, 1), (0, 2), (1, 2)], [(0, 3), (1, 2)], [(1, 2), (0, 2)])
     """
     if most is None or most >= size * (size - 1) // 2:
         return list(combinations(range(size), 2))
-    circle, pairs = size - 1 + size % 2, []  # of an even size, the last member stands in the middle
+    counts, left, chosen = [0] * size, list(_tournament(size)), []
+    for _ in range(max(most, -(-size // 2))):
+        chosen.append(min(left, key=lambda pair: (counts[pair[0]] + counts[pair[1]], max(counts[m] for m in pair))))
+        left.remove(chosen[-1])
+        for member in chosen[-1]:
+            counts[member] += 1
+    return chosen
+
+
+def _tournament(size: int) -> Iterator[tuple[int, int]]:
+    """All pairs, in rounds in which everybody plays once."""
+    circle = size - 1 + size % 2  # of an even size, the last member stands in the middle
     for turn in range(circle):
         for step in range(circle // 2 + 1):
-            one, other = (turn + step) % circle, (turn - step) % circle
+            one, other = (turn + step) % circle, (turn - step) % circle if step else size - 1
             if step or size % 2 == 0:
-                pairs.append(tuple(sorted((one, other if step else size - 1))))
-    return pairs[: max(most, -(-size // 2))]
+                yield min(one, other), max(one, other)
