@@ -98,6 +98,19 @@ def test_an_answer_without_a_score_takes_no_part():
     assert choose(SampledPairsConfig(), answers(None, 0.9, 0.5), 0) == ([(1, 2)], "")
 
 
+@pytest.mark.parametrize("tenth", range(1, 11))
+def test_a_gap_is_compared_with_min_gap_up_to_rounding(tenth: int):
+    group = answers(tenth / 10, (tenth - 1) / 10)
+    assert choose(SampledPairsConfig(min_gap=0.1), group, 0) == ([(0, 1)], "")
+    assert choose(SampledPairsConfig(min_gap=0.11), group, 0) == ([], "gap below min_gap")
+
+
+def test_rounding_makes_no_answer_wrong_and_no_answer_better():
+    assert choose(SampledPairsConfig(correct_at=0.8), answers(0.1 + 0.7 - 1e-16, 0.0), 0) == ([(0, 1)], "")
+    assert choose(SampledPairsConfig(), answers(0.1 + 0.2, 0.3), 0) == ([], "tie")
+    assert choose(SampledPairsConfig(), answers(1e9 + 1e-6, 1e9, 0.0), 0)[0] == [(0, 2)]
+
+
 def test_at_random_the_same_words_are_not_paired_twice():
     group = answers(1.0, 1.0, 0.0, ids=(3, 3, 4))
     assert len(choose(SampledPairsConfig(select="random", max_per_prompt=9), group, 0)[0]) == 1

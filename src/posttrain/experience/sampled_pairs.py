@@ -26,6 +26,7 @@ from posttrain.errors import DataError
 from posttrain.experience.generate import Generator, sampling_seed
 from posttrain.experience.group import Group, scores_of
 from posttrain.files import write_durably
+from posttrain.functional.baselines import EQUAL_REWARDS, group_mean, reaches
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
@@ -99,11 +100,11 @@ def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> 
     if not ahead:
         return [], "tie"
     if (bound := settings.correct_at) is not None:
-        right = {place for place, score in usable if score >= bound}
+        right = {place for place, score in usable if _reaches(score, bound)}
         ahead = {(c, r): gap for (c, r), gap in ahead.items() if c in right and r not in right}
         if not ahead:
             return [], "all correct" if right else "none correct"
-    far = [pair for pair, gap in ahead.items() if gap >= settings.min_gap]
+    far = [pair for pair, gap in ahead.items() if _reaches(gap, settings.min_gap)]
     if not far:
         return [], "gap below min_gap"
     if settings.select == "random":
@@ -114,13 +115,21 @@ def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> 
 
 
 def _ahead(usable: Sequence[tuple[int, float]], ids: Sequence[tuple[int, ...]]) -> dict[tuple[int, int], float]:
-    """Return the score gap of each two answers, better one first, if it is above 0 and the texts differ (RULE 42)."""
+    """Return the score gap of each two answers, better one first, if scores and texts differ (RULE 42).
+
+    Scores that differ only by rounding are equal (RULE 11)."""
     places = [place for place, _ in usable]
     scores_1U = torch.tensor([[score for _, score in usable]], dtype=torch.float64)
     same_1UU = torch.tensor([[[ids[a] == ids[b] for b in places] for a in places]])
-    gaps_UU = gaps(scores_1U, torch.ones_like(scores_1U, dtype=torch.bool), same_1UU)[0].tolist()
+    all_1U = torch.ones_like(scores_1U, dtype=torch.bool)
+    gaps_UU = gaps(scores_1U, all_1U, same_1UU)[0].tolist()
+    rounding = EQUAL_REWARDS * max(1.0, abs(group_mean(scores_1U, all_1U).item()))
     two = ((c, r, gap) for c, row in zip(places, gaps_UU, strict=True) for r, gap in zip(places, row, strict=True))
-    return {(c, r): gap for c, r, gap in two if gap > 0}
+    return {(c, r): gap for c, r, gap in two if gap > rounding}
+
+
+def _reaches(value: float, mark: float) -> bool:
+    return bool(reaches(torch.tensor(value, dtype=torch.float64), mark))
 
 
 def _different(
