@@ -22,7 +22,9 @@ from posttrain.data.prompts import Renderer
 from posttrain.data.read import Row, read_rows
 from posttrain.data.sampled_pairs import read_sampled_pair, write_sampled_pair
 from posttrain.errors import ConfigError, DataError
+from posttrain.experience.generate import Generator
 from posttrain.experience.sampled_pairs import AnsweredPrompt, Round, choose
+from posttrain.rewards import build_rewards
 from posttrain.train.api import resume, train
 from posttrain.train.run import Run
 from posttrain.types import Completion, Prompt
@@ -33,6 +35,9 @@ def vowels(completion):
 
 def same(completion):
     return 1.0
+
+def number(completion):
+    return float(completion.split(".")[1])
 """
 
 
@@ -98,6 +103,19 @@ def test_an_answer_without_a_score_takes_no_part():
     assert choose(SampledPairsConfig(), answers(None, 0.9, 0.5), 0) == ([(1, 2)], "")
 
 
+@pytest.mark.parametrize("tenth", range(1, 11))
+def test_a_gap_is_compared_with_min_gap_up_to_rounding(tenth: int):
+    group = answers(tenth / 10, (tenth - 1) / 10)
+    assert choose(SampledPairsConfig(min_gap=0.1), group, 0) == ([(0, 1)], "")
+    assert choose(SampledPairsConfig(min_gap=0.11), group, 0) == ([], "gap below min_gap")
+
+
+def test_rounding_makes_no_answer_wrong_and_no_answer_better():
+    assert choose(SampledPairsConfig(correct_at=0.8), answers(0.1 + 0.7 - 1e-16, 0.0), 0) == ([(0, 1)], "")
+    assert choose(SampledPairsConfig(), answers(0.1 + 0.2, 0.3), 0) == ([], "tie")
+    assert choose(SampledPairsConfig(), answers(1e9 + 1e-6, 1e9, 0.0), 0)[0] == [(0, 2)]
+
+
 def test_at_random_the_same_words_are_not_paired_twice():
     group = answers(1.0, 1.0, 0.0, ids=(3, 3, 4))
     assert len(choose(SampledPairsConfig(select="random", max_per_prompt=9), group, 0)[0]) == 1
@@ -109,12 +127,89 @@ def test_the_error_about_missing_pairs_names_every_file_to_change(tmp_path, monk
     for name in files:
         (tmp_path / name).write_text("")
     folder, settings = tmp_path / "01-dpo", load_config(config(tmp_path, "01-dpo")).config
-    rounds = Round(settings, [], SimpleNamespace(), folder, print)  # type: ignore[arg-type]
+    rounds = Round(settings, [], SimpleNamespace(), folder, print, {})  # type: ignore[arg-type]
     monkeypatch.setattr(rounds, "answers", lambda: [answers(0.5, 0.5)])
     with pytest.raises(DataError) as error:
         rounds.make()
     both = f" and {tmp_path / 'pipeline.yaml'}" if len(files) == 2 else ""
-    assert f"settings of sampled_pairs in {folder / 'config.yaml'}{both}, and resume." in str(error.value)
+    assert f"Change settings in {folder / 'config.yaml'}{both}, and resume:" in str(error.value)
+
+
+# Answers on file
+
+
+class Writer:
+    """A sampler that answers with the step number of its call, and a reward that looks up the answer."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def each(self, prompts: Any, sampling: Any, *, group_size: int, seed: int) -> Any:
+        self.calls += 1
+        for place in range(len(prompts)):
+            for number in range(group_size):
+                yield place, number, completion((number, self.calls), f"{self.calls}.{number}")
+
+
+def made(folder: Path, writer: Writer, *, reward: str = "same", prompts: int = 3, **causes: Any) -> Any:
+    """A round of these prompts; `causes` changes its settings of sampling or what it was made of."""
+    size, start = causes.pop("group_size", 2), causes.pop("start", "q")
+    given = config(folder, "round", reward) | {"sampling": {"group_size": size, "max_completion_length": 6}}
+    settings = load_config(given).config
+    (folder / "rewards.py").write_text(REWARDS)
+    asked = [Prompt(index=n, ids=(1, n), text=f"{start}{n}", plain=f"{start}{n}") for n in range(prompts)]
+    rewards = build_rewards(settings.rewards)
+    told: list[str] = []
+    made_of = {"model": "m", "sampling": f"{size}", "rewards": reward} | causes
+    (folder / "round").mkdir(exist_ok=True)
+    generator = Generator(sampler=writer, rewards=rewards)  # type: ignore[arg-type]
+    return Round(settings, asked, generator, folder / "round", told.append, made_of), told
+
+
+def test_other_rewards_score_the_answers_on_file_anew(tmp_path):
+    writer = Writer()
+    with pytest.raises(DataError, match=r"3 prompts x 2 answers: 0 pairs; .*3 tie"):
+        made(tmp_path, writer)[0].make()
+    (tmp_path / "round" / "sampled" / "judgements-00000.jsonl").write_text("{}")
+    rounds, told = made(tmp_path, writer, reward="number")
+    rows, found = rounds.make()
+    assert (writer.calls, len(rows), found) == (1, 3, "3 prompts x 2 answers: 3 pairs")
+    assert told == ["scored the answers to 3 of 3 prompts anew: rewards changed since"]
+    assert rows[0]["parts"] == {"number": [1.0, 0.0]}
+    assert not (tmp_path / "round" / "sampled" / "judgements-00000.jsonl").exists()
+
+
+@pytest.mark.parametrize(("change", "name"), [({"group_size": 4}, "sampling"), ({"model": "other"}, "model")])
+def test_another_model_or_sampling_answers_anew(tmp_path, change: dict[str, Any], name: str):
+    writer = Writer()
+    made(tmp_path, writer, reward="number")[0].make()
+    rounds, told = made(tmp_path, writer, reward="number", **change)
+    rows, found = rounds.make()
+    assert writer.calls == 2
+    assert told == [f"answered 3 of 3 prompts anew: {name} changed since"]
+    assert f"x {change.get('group_size', 2)} answers" in found
+    assert all(pair["chosen"].startswith("2.") for pair in rows)
+    made(tmp_path, writer, reward="number", **change)[0].make()
+    assert writer.calls == 2
+
+
+@pytest.mark.parametrize("change", [{"start": "other "}, {"prompts": 2}, {"prompts": 5}])
+def test_answers_to_other_prompts_are_refused(tmp_path, change: dict[str, Any]):
+    made(tmp_path, Writer(), reward="number")[0].make()
+    later = Writer()
+    with pytest.raises(DataError, match=r"(?s)other prompts than the data has, from row [023] on.*Restore them"):
+        made(tmp_path, later, reward="number", group_size=4, **change)[0].make()
+    assert later.calls == 0
+
+
+def test_answers_of_an_earlier_version_are_taken_as_they_are(tmp_path):
+    with pytest.raises(DataError):
+        made(tmp_path, Writer())[0].make()
+    file = tmp_path / "round" / "sampled" / "part-00000.jsonl"
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    file.write_text("".join(json.dumps({k: v for k, v in line.items() if k != "made_of"}) + "\n" for line in lines))
+    with pytest.raises(DataError, match=r"(?s)3 prompts x 2 answers: 0 pairs.*first remove .*an earlier version"):
+        made(tmp_path, Writer(), reward="number", group_size=4)[0].make()
 
 
 # Files of a round

@@ -4,11 +4,14 @@
     pairs.jsonl                the pairs that were made of these answers
 
 Each file is written as a whole or not at all. A run that is killed while it samples continues with the missing part.
-A run that is resumed later trains on exactly the pairs on file (RULE 42).
+Each line of a part has digests of what its answers were made of: the prompt, the model, the settings of sampling and
+the rewards. Answers to other prompts are refused; a part is scored anew if only the rewards have changed, and sampled
+anew if the model or the sampling has. A run that is resumed later trains on exactly the pairs on file (RULE 42).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 from collections import Counter
@@ -20,12 +23,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from posttrain.data.dropped import Dropped, Unusable, refuse_too_many, summary
+from posttrain.data.prompt_key import prompt_bytes
 from posttrain.data.read import Row
 from posttrain.data.sampled_pairs import is_sampled_pair, read_sampled_pair, sampled_pair, write_sampled_pair
 from posttrain.errors import DataError
-from posttrain.experience.generate import Generator, sampling_seed
-from posttrain.experience.group import Group, scores_of
+from posttrain.experience.generate import Generator, draw, sampling_seed
+from posttrain.experience.group import Group, groups_of, scores_of
 from posttrain.files import write_durably
+from posttrain.functional.baselines import EQUAL_REWARDS, group_mean, reaches
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
@@ -99,11 +104,11 @@ def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> 
     if not ahead:
         return [], "tie"
     if (bound := settings.correct_at) is not None:
-        right = {place for place, score in usable if score >= bound}
+        right = {place for place, score in usable if _reaches(score, bound)}
         ahead = {(c, r): gap for (c, r), gap in ahead.items() if c in right and r not in right}
         if not ahead:
             return [], "all correct" if right else "none correct"
-    far = [pair for pair, gap in ahead.items() if gap >= settings.min_gap]
+    far = [pair for pair, gap in ahead.items() if _reaches(gap, settings.min_gap)]
     if not far:
         return [], "gap below min_gap"
     if settings.select == "random":
@@ -114,13 +119,21 @@ def choose(settings: SampledPairsConfig, answers: AnsweredPrompt, seed: int) -> 
 
 
 def _ahead(usable: Sequence[tuple[int, float]], ids: Sequence[tuple[int, ...]]) -> dict[tuple[int, int], float]:
-    """Return the score gap of each two answers, better one first, if it is above 0 and the texts differ (RULE 42)."""
+    """Return the score gap of each two answers, better one first, if scores and texts differ (RULE 42).
+
+    Scores that differ only by rounding are equal (RULE 11)."""
     places = [place for place, _ in usable]
     scores_1U = torch.tensor([[score for _, score in usable]], dtype=torch.float64)
     same_1UU = torch.tensor([[[ids[a] == ids[b] for b in places] for a in places]])
-    gaps_UU = gaps(scores_1U, torch.ones_like(scores_1U, dtype=torch.bool), same_1UU)[0].tolist()
+    all_1U = torch.ones_like(scores_1U, dtype=torch.bool)
+    gaps_UU = gaps(scores_1U, all_1U, same_1UU)[0].tolist()
+    rounding = EQUAL_REWARDS * max(1.0, abs(group_mean(scores_1U, all_1U).item()))
     two = ((c, r, gap) for c, row in zip(places, gaps_UU, strict=True) for r, gap in zip(places, row, strict=True))
-    return {(c, r): gap for c, r, gap in two if gap > 0}
+    return {(c, r): gap for c, r, gap in two if gap > rounding}
+
+
+def _reaches(value: float, mark: float) -> bool:
+    return bool(reaches(torch.tensor(value, dtype=torch.float64), mark))
 
 
 def _different(
@@ -151,10 +164,11 @@ class Round:
         generator: Generator,
         folder: Path,
         say: Say,
+        made_of: Mapping[str, str],
     ) -> None:
         assert config.sampled_pairs is not None
         self.config, self.settings, self.prompts, self.folder = config, config.sampled_pairs, prompts, folder
-        self.generator, self.say = generator, say
+        self.generator, self.say, self.made_of = generator, say, made_of
 
     def pairs(self) -> tuple[list[Pair], list[str]]:
         """Return the pairs on file, or new ones, and a note about them. DataError if too few prompts have a pair."""
@@ -171,62 +185,134 @@ class Round:
         """Return the rows of the file, and a note: how many prompts gave no pair, and why."""
         rows: list[dict[str, Any]] = []
         without: Counter[str] = Counter()
+        sizes: set[int] = set()
         for answers in self.answers():
             chosen, why = choose(self.settings, answers, self.config.seed)
             rows += [_row(answers, c, r) for c, r in chosen]
             without.update([why] if why else [])
-        found = f"{len(self.prompts)} prompts x {self.config.sampling.group_size} answers: {len(rows)} pairs"
+            sizes.add(len(answers.completions))
+        each = " to ".join(str(size) for size in sorted({min(sizes), max(sizes)})) if sizes else "0"
+        found = f"{len(self.prompts)} prompts x {each} answers: {len(rows)} pairs"
         if without:
             reasons = ", ".join(f"{count} {why}" for why, count in without.most_common())
             found += f"; {without.total()} prompts without a pair: {reasons}"
         if not rows or without.total() > self.settings.max_without * len(self.prompts):
-            raise DataError(
-                given=f"sampled_pairs: {found}",
-                allowed=f"some pairs, and at most max_without = {self.settings.max_without:.0%} of the prompts "
-                "without one",
-                fix=f"{ADVICE[without.most_common(1)[0][0]]} The answers are kept in {self.folder / FOLDER}: change "
-                f"settings of sampled_pairs in {settings_of(self.folder)}, and resume.",
-            )
+            raise self._too_few(found, ADVICE[without.most_common(1)[0][0]])
         return rows, found
 
-    def answers(self) -> Iterator[AnsweredPrompt]:
-        """Yield the answers to all prompts in their order, part by part. A part on file is not sampled again."""
-        (self.folder / FOLDER).mkdir(exist_ok=True)
-        for number, begin in enumerate(range(0, len(self.prompts), PROMPTS_PER_PART)):
-            prompts = self.prompts[begin : begin + PROMPTS_PER_PART]
-            file = self.folder / FOLDER / f"part-{number:05d}.jsonl"
-            if not file.exists():
-                write_durably(file, _lines(self.sample(prompts, number)))
-                self.say(f"answered {begin + len(prompts)} of {len(self.prompts)} prompts")
-            lines = file.read_bytes().splitlines()
-            for prompt, line in zip(prompts, lines, strict=True):
-                yield _answers(prompt, json.loads(line))
+    def _too_few(self, found: str, advice: str) -> DataError:
+        fix = f"{advice} Change settings in {settings_of(self.folder)}, and resume: the answers in "
+        fix += (
+            f"{self.folder / FOLDER} are kept for other settings of sampled_pairs, scored anew with other rewards, and "
+        )
+        fix += "sampled anew with other sampling."
+        if any("made_of" not in line for lines in self._on_file() for line in lines[:1]):
+            fix += f" For other rewards or sampling, first remove {self.folder / FOLDER}: an earlier version wrote it "
+            fix += "without the settings that it used."
+        return DataError(
+            given=f"sampled_pairs: {found}",
+            allowed=f"some pairs, and at most max_without = {self.settings.max_without:.0%} of the prompts without one",
+            fix=fix,
+        )
 
-    def sample(self, prompts: Sequence[Prompt], number: int) -> list[dict[str, Any]]:
-        """Return one line per prompt: the answers and their scores. Raises RewardError past the limit."""
-        sampling, seed = self.config.sampling, sampling_seed(self.config.seed, 0, 0)  # steps count from 1
-        seeds = [seed] * len(prompts)
-        groups = self.generator.generate(prompts, sampling, group_size=sampling.group_size, seeds=seeds).groups
+    def answers(self) -> Iterator[AnsweredPrompt]:
+        """Yield the answers to all prompts in their order, part by part. A part on file is kept as far as it was made
+        of the same. Raises DataError if it answers other prompts."""
+        (self.folder / FOLDER).mkdir(exist_ok=True)
+        for number, lines in enumerate(self._on_file()):
+            self._require_same_prompts(self._prompts(number), lines)
+        for number in range(self._parts):
+            for prompt, line in zip(self._prompts(number), self._part(number), strict=True):
+                completions = [Completion.from_json(given) for given in line["completions"]]
+                scores, parts = line["scores"], line["parts"]
+                yield AnsweredPrompt(prompt=prompt, completions=completions, scores=scores, parts=parts)
+
+    @property
+    def _parts(self) -> int:
+        return -(-len(self.prompts) // PROMPTS_PER_PART)
+
+    def _prompts(self, number: int) -> Sequence[Prompt]:
+        return self.prompts[number * PROMPTS_PER_PART : (number + 1) * PROMPTS_PER_PART]
+
+    def _file(self, number: int) -> Path:
+        return self.folder / FOLDER / f"part-{number:05d}.jsonl"
+
+    def _read(self, number: int) -> list[dict[str, Any]]:
+        """Return the lines of a part; none if it is not on file."""
+        file = self._file(number)
+        return [json.loads(line) for line in file.read_bytes().splitlines()] if file.exists() else []
+
+    def _on_file(self) -> Iterator[list[dict[str, Any]]]:
+        return map(self._read, range(self._parts))
+
+    def _require_same_prompts(self, prompts: Sequence[Prompt], lines: Sequence[Mapping[str, Any]]) -> None:
+        """Raise DataError if these lines of a part are answers to other prompts."""
+        places = [(prompt.index, _digest(prompt)) for prompt in prompts]
+        known = [(line["prompt_index"], line.get("made_of", {}).get("prompt")) for line in lines]
+        same = [a == b and digest in (None, now) for (a, digest), (b, now) in zip(known, places, strict=False)]
+        if not lines or (all(same) and len(known) == len(places)):
+            return
+        first = same.index(False) if False in same else len(same)
+        row = (places if first < len(places) else known)[first][0]
+        raise DataError(
+            given=f"the answers in {self.folder / FOLDER} are to other prompts than the data has, from row {row} on",
+            allowed="the data, and the settings of data, with which the run was started",
+            fix=f"Restore them. Or remove {self.folder / FOLDER} and resume, to answer the present prompts.",
+        )
+
+    def _part(self, number: int) -> list[dict[str, Any]]:
+        """Return the lines of a part, after making what is missing or was made of something else."""
+        prompts, lines = self._prompts(number), self._read(number)
+        made_of = lines[0].get("made_of") if lines else None
+        changed = [] if made_of is None else [what for what, now in self.made_of.items() if made_of.get(what) != now]
+        if lines and not changed:
+            return lines
+        given = [line["completions"] for line in lines] if changed == ["rewards"] else None
+        write_durably(self._file(number), _lines(self.sample(prompts, number, given)))
+        done = f"{number * PROMPTS_PER_PART + len(prompts)} of {len(self.prompts)} prompts"
+        why = f" anew: {' and '.join(changed)} changed since" if changed else ""
+        self.say(f"answered {done}{why}" if given is None else f"scored the answers to {done}{why}")
+        return self._read(number)
+
+    def sample(
+        self, prompts: Sequence[Prompt], number: int, given: Sequence[Sequence[Any]] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one line per prompt: the answers, or those `given`, and their scores. RewardError past the limit."""
+        groups = self._sampled(prompts) if given is None else self._scored(prompts, given)
         scores = scores_of(groups)
         assert scores is not None, "pairs are made by rewards"
         enforce_limit(scores, self.config.guards.max_unscored)
+        judged = self.folder / FOLDER / f"judgements-{number:05d}.jsonl"
         if scores.judgements:
-            judgements = [judgement.to_json() for judgement in scores.judgements]
-            write_durably(self.folder / FOLDER / f"judgements-{number:05d}.jsonl", _lines(judgements))
-        return [_line(group) for group in groups]
+            write_durably(judged, _lines([judgement.to_json() for judgement in scores.judgements]))
+        else:
+            judged.unlink(missing_ok=True)  # of the rewards before
+        return [_line(group, self.made_of) for group in groups]
+
+    def _sampled(self, prompts: Sequence[Prompt]) -> Sequence[Group]:
+        sampling, seed = self.config.sampling, sampling_seed(self.config.seed, 0, 0)  # steps count from 1
+        seeds = [seed] * len(prompts)
+        return self.generator.generate(prompts, sampling, group_size=sampling.group_size, seeds=seeds).groups
+
+    def _scored(self, prompts: Sequence[Prompt], given: Sequence[Sequence[Any]]) -> Sequence[Group]:
+        """Return groups of answers on file, with new scores."""
+        completions = [[Completion.from_json(one) for one in group] for group in given]
+        stream = ((place, n, one) for place, group in enumerate(completions) for n, one in enumerate(group))
+        drawn = draw(stream, prompts, self.generator.rewards, group_size=len(completions[0]))
+        return groups_of(prompts, drawn.completions, drawn.scores)
 
 
 ADVICE = {
     "tie": "Use rewards that distinguish more answers, a higher sampling.temperature or a larger sampling.group_size.",
     "gap below min_gap": "Lower sampled_pairs.min_gap.",
-    "none correct": "Raise sampling.group_size, use easier prompts, or lower sampled_pairs.correct_at.",
-    "all correct": "Use harder prompts, or raise sampled_pairs.correct_at.",
+    "none correct": "Raise sampling.group_size, lower sampled_pairs.correct_at, or start a new run on easier prompts.",
+    "all correct": "Raise sampled_pairs.correct_at, or start a new run on harder prompts.",
     "fewer than two scored answers": "Look at the rewards: they give most answers no score.",
 }
 """Advice by the most frequent reason for prompts without a pair."""
 
 
-def _line(group: Group) -> dict[str, Any]:
+def _line(group: Group, made_of: Mapping[str, str]) -> dict[str, Any]:
     assert group.scores is not None
     scores, scored = group.scores.rewards_PG[0], group.scores.scored_PG[0]
     return {
@@ -234,19 +320,12 @@ def _line(group: Group) -> dict[str, Any]:
         "completions": [asdict(completion) for completion in group.completions],
         "scores": [score if known else None for score, known in zip(scores, scored, strict=True)],
         "parts": {label: part[0] for label, part in group.scores.parts.items()},
+        "made_of": {"prompt": _digest(group.prompt), **made_of},
     }
 
 
-def _answers(prompt: Prompt, line: Mapping[str, Any]) -> AnsweredPrompt:
-    if line["prompt_index"] != prompt.index:
-        raise DataError(
-            given=f"the saved answers are for row {line['prompt_index']} of the data, but row {prompt.index} is "
-            "there now",
-            allowed="the data with which the run was started",
-            fix="Restore the data, or start a new run.",
-        )
-    completions = [Completion.from_json(given) for given in line["completions"]]
-    return AnsweredPrompt(prompt=prompt, completions=completions, scores=line["scores"], parts=line["parts"])
+def _digest(prompt: Prompt) -> str:
+    return hashlib.sha256(prompt_bytes(prompt)).hexdigest()[:32]
 
 
 def _row(answers: AnsweredPrompt, chosen: int, rejected: int) -> dict[str, Any]:

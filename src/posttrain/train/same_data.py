@@ -13,7 +13,6 @@ For streamed rows the hash covers their texts and what tokenises them. It is mar
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from array import array
 from collections.abc import Sequence
@@ -23,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from posttrain.data.dataset import type_of
 from posttrain.data.labels import Unpaired
+from posttrain.data.prompt_key import prompt_bytes
 from posttrain.data.stream import StreamedRecords
 from posttrain.errors import DataError
 from posttrain.store.folders import settings_of
@@ -132,23 +132,8 @@ def _prompts_key(prompts: Sequence[Prompt]) -> str:
     """Hash of the prompts' tokens and of the other columns that rewards read."""
     digest = hashlib.sha256()
     for prompt in prompts:
-        read = [prompt.ids, prompt.plain, prompt.columns]
-        digest.update(json.dumps(read, sort_keys=True, default=_in_words).encode() + b"\n")
+        digest.update(prompt_bytes(prompt) + b"\n")
     return digest.hexdigest()
-
-
-def _in_words(value: Any) -> Any:
-    """A form for values that JSON cannot hold, the same in every process: arrays as lists, other objects as text.
-
-    An object without a text form of its own is named by its type.
-    """
-    if isinstance(value, bytes):
-        return value.hex()
-    if isinstance(value, set | frozenset):
-        return sorted(map(repr, value))
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return type(value).__name__ if type(value).__str__ is object.__str__ else str(value)
 
 
 def _parts(row: Any) -> tuple[tuple[Example, ...], Sequence[float]]:

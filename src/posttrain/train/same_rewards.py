@@ -95,11 +95,11 @@ def _facts(scorer: Scorer) -> dict[str, Any]:
         "weight": getattr(scorer, "weight", 1.0),
         "gate": None if gate is None else gate.model_dump(),
         "settings": redact(scorer.settings),
-        "file": _digest(scorer),
+        "file": file_digest(scorer),
     }
 
 
-def _digest(scorer: Scorer) -> str:
+def file_digest(scorer: Scorer) -> str:
     """Hash of the file that defines the scorer's function; empty if there is none."""
     try:
         if scorer.function is not None:

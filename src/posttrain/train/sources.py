@@ -48,6 +48,7 @@ from posttrain.models.policy import Forward
 from posttrain.models.reward_head import ScoringFacts
 from posttrain.models.scoring import ScoringForward
 from posttrain.rewards.missing import HELD_OUT
+from posttrain.train.same_answers import made_of
 from posttrain.types import Example, Prompt
 
 if TYPE_CHECKING:
@@ -230,7 +231,8 @@ def sampled_preferences(inputs: Inputs) -> Source:
     split = Split([row for row in rows.train if not is_sampled_pair(row)], rows.heldout)
     train, heldout, measure, notes = prompts_and_measure(inputs, split)
     generator = Generator(sampler=inputs.samplers.evaluation, rewards=inputs.judges.rewards)
-    sampled, about_sampled = Round(config, train.prompts, generator, inputs.folder, inputs.say).pairs()
+    cause = made_of(config, loaded.model)
+    sampled, about_sampled = Round(config, train.prompts, generator, inputs.folder, inputs.say, cause).pairs()
     earlier, about_earlier = earlier_pairs(config, rows.train, loaded, heldout.prompts)
     feed, facts = pairs_feed(inputs, numbered([*earlier, *sampled]))
     asked, notes = inputs.asked(heldout.prompts, train.prompts), [*notes, *about_sampled, *about_earlier]
