@@ -20,7 +20,7 @@ from torch import Tensor
 from posttrain.episodes.tools import ENOUGH_CALLS, UNKNOWN, calls_of
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import RowName, StepData
-from posttrain.experience.group import completions_of
+from posttrain.experience.group import Group, completions_of
 from posttrain.functional.baselines import has_signal
 from posttrain.rewards.scores import ENVIRONMENT, OF_ENVIRONMENT, Failure
 from posttrain.types import Batch, Completion, Experience, Outputs
@@ -377,6 +377,12 @@ class Unscored:
         self.warned = state["warned"]
 
 
+def _scored_of(experience: Experience, discarded: Sequence[Group]) -> Tensor:
+    """Whether each answer of the step has a reward: the trained answers, then those that were sampled and discarded."""
+    given = [one for group in discarded if group.scores is not None for row in group.scores.scored_PG for one in row]
+    return torch.cat([experience.scored_PG.flatten(), torch.tensor(given, dtype=torch.bool)])
+
+
 def _remedy_of(failure: Failure | None) -> str:
     """Advice on what left answers without a reward, with the traceback."""
     if failure is not None and failure.label == ENVIRONMENT:
@@ -490,7 +496,7 @@ class Guards:
         if self.from_rewards:
             experience = data.experience
             assert isinstance(experience, Experience)
-            warnings.insert(0, self.unscored.observe(step, experience.scored_PG, data.failures))
+            warnings.insert(0, self.unscored.observe(step, _scored_of(experience, data.discarded), data.failures))
             of_tokens_BT = experience.token_rewards_BT
             of_tokens_N = None if of_tokens_BT is None else of_tokens_BT[experience.scored_mask_BT]
             rewards_PG, scored_PG = experience.total_rewards_PG, experience.scored_PG
