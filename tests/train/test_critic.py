@@ -13,12 +13,15 @@ from tests.tiny import tiny_model, write_prompts
 from torch import nn
 
 import posttrain
+from posttrain.algorithms.critic import KLController
+from posttrain.algorithms.ppo import PPO
 from posttrain.config import ModelConfig, TrainConfig, load_config
 from posttrain.data.collate import collate_examples
 from posttrain.errors import CheckpointError, ConfigError, NonFiniteError
 from posttrain.functional.masks import masked
 from posttrain.models.reward_head import ScoringFacts, load_reward_model, save_reward_model, score_head
 from posttrain.store.checkpoint import load_state
+from posttrain.train.advantages import Remembering
 from posttrain.train.optimizer import CriticUpdates, Updater
 from posttrain.train.run import Run
 from posttrain.train.setup import Policy
@@ -294,6 +297,25 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(folder, kind):
     assert_equal(again, tensors)
     assert plain_again == plain
     assert plain["algorithm"]["kl_coef"] != 0.02
+
+
+def test_a_kl_coef_that_is_changed_at_resume_counts_and_is_adapted_from_there(folder):
+    run = train(folder, "other-kl-coef", **{"algorithm.kl_target": 0.5})
+    first = run.metrics[1]["algorithm/kl_coef"]
+    assert 0.019 < first < 0.02, "adapted from 0.02"
+    file = run.folder / "config.yaml"
+    file.write_text(file.read_text().replace("kl_coef: 0.02", "kl_coef: 1.0"))
+    again = posttrain.resume(run.folder, steps=4).metrics
+    assert again[2]["algorithm/kl_coef"] == 1.0
+    assert 0.95 < again[3]["algorithm/kl_coef"] < 1.0
+    unchanged = posttrain.resume(run.folder, steps=5).metrics
+    assert unchanged[4]["algorithm/kl_coef"] < again[3]["algorithm/kl_coef"], "it does not begin anew twice"
+
+
+def test_a_state_of_an_earlier_version_which_does_not_say_where_it_began_is_restored_as_it_is():
+    held = Remembering(PPO(kl_coef=1.0, kl_target=0.5), [])
+    held.load_state_dict({"kl_coef": 0.3})
+    assert held.state == KLController(kl_coef=0.3)
 
 
 @pytest.mark.slow

@@ -14,9 +14,9 @@ import torch
 from posttrain.data.dataset import examples_batch
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import StepData, name_completions, name_examples
-from posttrain.experience.group import groups_of
+from posttrain.experience.group import Group, groups_of
 from posttrain.functional.turns import turns_of
-from posttrain.rewards.scores import ENVIRONMENT, Failure
+from posttrain.rewards.scores import ENVIRONMENT, Failure, Scores
 from posttrain.train.guards import (
     FailingTools,
     Guards,
@@ -454,6 +454,33 @@ def test_the_warnings_of_all_guards_come_together(config):
     warnings = guards.observe(1, bad_step())
     assert ["cut at" in warnings[0], "all 4 answers got reward 0" in warnings[1]] == [True, True]
     assert guards.observe(2, bad_step()) == []
+
+
+def discarded(index: int, scored: list[bool]) -> Group:
+    """A group that dynamic sampling replaced: its answers got reward 0, or none where `scored` is False."""
+    broken = failure("math", "exception", "KeyError: 4")
+    scores = Scores(
+        rewards_PG=[[0.0 if one else NAN for one in scored]],
+        scored_PG=[scored],
+        parts={"math": [[0.0 if one else None for one in scored]]},
+        failures=() if all(scored) else (broken,),
+        seconds={},
+    )
+    answers = tuple(completion(3) for _ in scored)
+    return Group(prompt=Prompt(index=index, ids=(1,), text="?"), completions=answers, scores=scores)
+
+
+@pytest.mark.parametrize("missing", [2, 3])
+def test_answers_of_groups_that_are_sampled_and_not_trained_count_among_those_without_a_reward(config, missing):
+    """All four answers of the trained group have a reward, and `missing` of eight answers of discarded groups none."""
+    guards = Guards.of(config, lambda step, rows: Path(), from_rewards=True)
+    lost = discarded(1, [False] * missing + [True] * (4 - missing))
+    step = replace(bad_step(), discarded=[lost, discarded(2, [True] * 4)])
+    if missing == 3:
+        with pytest.raises(RewardError, match=r"3 of 12 answers \(25%\) got no reward; the first error: .*KeyError: 4"):
+            guards.observe(1, step)
+    else:
+        assert guards.observe(1, step)[0].startswith("step 1: 2 of 12 answers (17%) got no reward")
 
 
 TWO_TURNS_BT = torch.tensor([[1, 1, 0, 1], [1, 0, 1, 1], [1, 0, 0, 1], [1, 1, 0, 1]]).bool()

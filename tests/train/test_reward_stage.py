@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import string
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from transformers import AutoModelForSequenceClassification
 
 import posttrain
 from posttrain.config import load_config
-from posttrain.errors import ConfigError, DataError
+from posttrain.errors import ConfigError, DataError, NonFiniteError
 from posttrain.models.reward_head import ScoringFacts
 from posttrain.train.api import read_inputs
 from posttrain.train.run import Run
@@ -173,6 +174,59 @@ def test_a_reward_model_that_is_finished_is_not_trained_again(folder, run, stopp
     assert_same_run(resumed.folder, run.folder)
     assert (resumed.folder / "reward_model" / "metrics.jsonl").stat().st_mtime_ns == before
     assert not events(resumed.folder / "reward_model", "resume")
+
+
+def edit(run: Path, old: str, new: str) -> None:
+    file = run / "config.yaml"
+    text = file.read_text()
+    assert text.count(f" {old} ") == 1, old
+    file.write_text(text.replace(f" {old} ", f" {new} "))
+
+
+def test_an_unfinished_reward_model_is_resumed_with_the_settings_that_the_config_has_now(folder):
+    """As the error of its training advises, which names the config.yaml of the run around it."""
+    settings, rate = config(folder, "mended"), {"reward_model.train.learning_rate": 1e30, "train.steps": 1}
+    with pytest.raises(NonFiniteError, match=r"Lower train\.learning_rate"):
+        posttrain.train(settings, **rate)
+    outer = folder / "mended"
+    edit(outer, "learning_rate: 1.0e+30", "learning_rate: 2.0e-03")
+    edit(outer, "steps: 10", "steps: 3")
+    assert posttrain.resume(outer).step == 1
+    rows = [json.loads(line) for line in (outer / "reward_model" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3]
+    assert rows[-1]["learning_rate"] == 2e-3
+
+
+def test_an_unfinished_reward_model_is_not_resumed_to_fewer_steps_than_it_has(folder, monkeypatch):
+    settings, record = config(folder, "fewer"), Run.record_step
+
+    def dies(self: Run, *args) -> None:
+        record(self, *args)
+        if self.step == 6:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Run, "record_step", dies)
+    with pytest.raises(KeyboardInterrupt):
+        posttrain.train(settings)
+    monkeypatch.setattr(Run, "record_step", record)
+    edit(folder / "fewer", "steps: 10", "steps: 3")
+    with pytest.raises(
+        ConfigError, match=r"(?s)^reward_model.train.steps = 3, but .* 4 steps.*reward_model.train.steps = 4"
+    ):
+        posttrain.resume(folder / "fewer")
+
+
+def test_a_change_that_comes_after_the_reward_model_is_finished_is_said_to_have_no_effect(short, tmp_path):
+    run = shutil.copytree(short.folder, tmp_path / "late")
+    posttrain.resume(run)
+    assert not [said for said in events(run, "warning") if "effect" in said], "nothing has changed, but for the folder"
+    edit(run, "steps: 10", "steps: 9")
+    posttrain.resume(run, steps=3)
+    (ignored, changed) = [said for said in events(run, "warning") if "(was" in said]
+    assert ignored.startswith("without effect, because the reward model is trained already: ")
+    assert "already: reward_model.train.steps = 9 (was 10). A new run" in ignored
+    assert changed == "the settings changed after step 2: train.steps = 3 (was 2)"
+    assert not any(name.startswith("reward_model") for name in json.loads((run / "settings.json").read_text())["2"])
 
 
 @pytest.mark.slow

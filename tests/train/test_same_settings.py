@@ -12,7 +12,7 @@ from tests.tiny import tiny_model
 
 import posttrain as pt
 from posttrain.config import load_config
-from posttrain.train.same_settings import facts_of, rates_of
+from posttrain.train.same_settings import changes, facts_of, rates_of
 
 
 @pytest.fixture
@@ -108,11 +108,18 @@ def test_a_run_of_an_earlier_version_and_a_damaged_file_say_nothing_of_settings(
     assert told(begun) == []
 
 
-def test_every_setting_is_compared_but_for_the_folder_and_what_judges():
+def test_every_setting_is_compared_but_for_the_folder_what_judges_and_the_run_before():
     base = {"model": "tiny:copy", "algorithm": "grpo", "data": {"train": "task:copy"}, "train": {"steps": 3}}
     config = load_config(base | {"rewards": ["exact_match"]}).config
     assert set(config.model_dump()) - {name.partition(".")[0] for name in facts_of(config)} == {
         "rewards",
         "check",
         "output",
+        "reward_model",
     }
+
+
+def test_a_file_of_an_earlier_version_that_lists_the_settings_of_the_reward_model_reports_no_change_of_them():
+    assert changes({"reward_model.train.steps": 3, "reward_model": None, "seed": 1}, {"seed": 2}) == [
+        "seed = 2 (was 1)"
+    ]

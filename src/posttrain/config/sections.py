@@ -627,7 +627,7 @@ class GuardConfig(Part):
     """Limits beyond which further training would give a wrong or useless model. The run stops and says why."""
 
     max_unscored: Share = 0.2
-    """Largest share of completions in one step whose reward failed or timed out."""
+    """Largest share of the completions sampled for a step, trained or not, whose reward failed or timed out."""
     no_signal_steps: Count = 20
     """Number of consecutive steps in which no group had two different rewards, or that had no gradient for another
     reason."""

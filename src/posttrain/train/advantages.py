@@ -5,6 +5,7 @@ The state that an algorithm keeps between steps lives here. Nothing here depends
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, Protocol
@@ -13,6 +14,9 @@ from posttrain.algorithms import Algorithm
 from posttrain.algorithms.credit import Credit, Whole
 from posttrain.train.passes import Fill, Refresh
 from posttrain.types import Batch, Experience, Mean, Metrics
+
+INITIAL = "initial state"
+"""Key in a saved state of the state with which a run of the same settings begins."""
 
 
 class Advantages(Protocol):
@@ -40,12 +44,21 @@ class Remembering:
     def metrics(self) -> Metrics:
         return {}
 
-    def state_dict(self) -> dict[str, Any]:
+    def _numbers(self) -> dict[str, float]:
         return {} if self.state is None else asdict(self.state)
 
+    def state_dict(self) -> dict[str, Any]:
+        """The state for a checkpoint, together with the initial state, which may come from settings."""
+        return {} if self.state is None else self._numbers() | {INITIAL: asdict(self.algorithm.initial_state())}
+
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        if self.state is not None:
-            self.state = replace(self.state, **saved)
+        """Restore the state. A number whose initial value is a setting that has changed since begins anew."""
+        if self.state is None:
+            return
+        now = asdict(self.algorithm.initial_state())
+        then = saved.get(INITIAL, now)  # checkpoints of earlier versions have none
+        anew = {name for name in now if json.dumps(then.get(name)) != json.dumps(now[name])}
+        self.state = replace(self.state, **{name: saved[name] for name in saved if name not in {*anew, INITIAL}})
 
 
 class OfExperience(Remembering):
@@ -69,7 +82,7 @@ class OfExperience(Remembering):
         for fill in self.fills:
             experience = fill(experience)
         batch = self.credit.to_batch(self.algorithm, experience, self.state)
-        before = {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self.state_dict().items()}
+        before = {f"algorithm/{name}": Mean(float(value), 1.0) for name, value in self._numbers().items()}
         self.seen = before | self.algorithm.step_metrics(experience, batch)
         if "current" in self.algorithm.needs:  # the policy has not moved: old log-probabilities (if any) are current
             batch = replace(batch, current_logprobs_BT=experience.old_logprobs_BT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -264,7 +265,8 @@ def find_models(config: RunConfig, folder: Path) -> None:
 
 
 def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -> dict[str, Any]:
-    """Train the configured reward model, or resume its training. A finished one stays unchanged.
+    """Train the configured reward model, or resume its training with the present settings. A finished one stays
+    unchanged, and a warning names the settings that have changed since.
 
     Returns its entry for evaluation.json, `{"reward_model": {"baseline": ..., "trained": ...}}`, or an empty mapping.
     """
@@ -272,12 +274,14 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
         return {}
     resolved = reward_model_config(config, store.folder)
     folder = store.folder / REWARD_MODEL
-    if read_run(folder).status != "finished":
+    if read_run(folder).status == "finished":
+        point_out_ignored(resolved.config, config.reward_model, store, view)
+    else:
         part = ", ".join(filter(None, [view.part, REWARD_MODEL]))
         own = TerminalView(view.stream, quiet=view.quiet, part=part)
         view.event(REWARD_MODEL, f"training it in {folder}")
         try:
-            resume(folder, view=own) if holds_run(folder) else train_resolved(resolved, view=own)
+            resume_stage(folder, resolved, own) if holds_run(folder) else train_resolved(resolved, view=own)
         except BaseException as error:
             error.__notes__ = []  # they name the inner folder; the outer run says how to continue
             raise
@@ -287,6 +291,36 @@ def reward_model_stage(config: RunConfig, store: RunStore, view: TerminalView) -
         store.event("evaluation", f"{REWARD_MODEL}: {text}")
         view.event(REWARD_MODEL, text)
     return {REWARD_MODEL: measured}
+
+
+def resume_stage(folder: Path, resolved: Resolved, view: TerminalView) -> None:
+    """Resume the training of a reward model with the settings that the run around it has now."""
+    newest = Checkpoints(folder / "checkpoints", resolved.config.checkpoint.keep).newest()
+    steps = resolved.config.train.steps
+    if newest is not None and newest.step > steps:
+        raise ConfigError(
+            given=f"{REWARD_MODEL}.train.steps = {steps}, but the reward model has done {newest.step} steps",
+            allowed=f"at least {newest.step}",
+            fix=f"Set {REWARD_MODEL}.train.steps = {newest.step} in {shown(folder.parent / 'config.yaml')}.",
+        )
+    with RunStore.open(folder) as store:
+        store.config(to_yaml(resolved))
+    resume(folder, view=view)
+
+
+def point_out_ignored(now: RunConfig, section: Mapping[str, Any], store: RunStore, view: TerminalView) -> None:
+    """Warn of settings in the section `reward_model` that differ from those with which the finished one was trained."""
+    try:
+        trained = load_config(store.folder / REWARD_MODEL / "config.yaml").config
+    except PosttrainError:  # an earlier version has written it
+        return
+    changed = same_settings.changes(same_settings.facts_of(trained), same_settings.facts_of(now))
+    own = [change for change in changed if re.split(r"[. ]", change)[0] in section]  # others are changes of the run
+    if own:
+        told = same_settings.in_brief([f"{REWARD_MODEL}.{change}" for change in own])
+        text = f"without effect, because the reward model is trained already: {told}. A new run trains another one"
+        store.event("warning", text, about="settings")
+        view.event("warning", text)
 
 
 def resumable(store: RunStore, changes: Changes) -> tuple[Resolved, Checkpoint | None]:

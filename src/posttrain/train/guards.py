@@ -20,7 +20,7 @@ from torch import Tensor
 from posttrain.episodes.tools import ENOUGH_CALLS, UNKNOWN, calls_of
 from posttrain.errors import GuardStop, NonFiniteError, RewardError
 from posttrain.experience.feed import RowName, StepData
-from posttrain.experience.group import completions_of
+from posttrain.experience.group import Group, completions_of
 from posttrain.functional.baselines import has_signal
 from posttrain.functional.turns import number_of_turns, sum_over_turns, turns_of
 from posttrain.rewards.scores import ENVIRONMENT, OF_ENVIRONMENT, Failure
@@ -398,6 +398,12 @@ class Unscored:
         self.warned = state["warned"]
 
 
+def _scored_of(experience: Experience, discarded: Sequence[Group]) -> Tensor:
+    """Whether each answer of the step has a reward: the trained answers, then those that were sampled and discarded."""
+    given = [one for group in discarded if group.scores is not None for row in group.scores.scored_PG for one in row]
+    return torch.cat([experience.scored_PG.flatten(), torch.tensor(given, dtype=torch.bool)])
+
+
 def _remedy_of(failure: Failure | None) -> str:
     """Advice on what left answers without a reward, with the traceback."""
     if failure is not None and failure.label == ENVIRONMENT:
@@ -511,7 +517,7 @@ class Guards:
         if self.from_rewards:
             experience = data.experience
             assert isinstance(experience, Experience)
-            warnings.insert(0, self.unscored.observe(step, experience.scored_PG, data.failures))
+            warnings.insert(0, self.unscored.observe(step, _scored_of(experience, data.discarded), data.failures))
             rewards_PG, scored_PG = experience.total_rewards_PG, experience.scored_PG
             more = {"turns": turn_rewards(experience), "inside": rewards_inside_turns(experience)}
             warnings.append(self.no_signal.observe(step, rewards_PG, scored_PG, **more))

@@ -6,14 +6,15 @@ settings, by the step after which it held:
 
     {"0": {"train.learning_rate": 1e-06, ...}, "40": {"train.learning_rate": 1e-05, ...}}
 
-same_rewards.py warns of changed rewards and checks.
+same_rewards.py warns of changed rewards and checks, and api.py of changes in `reward_model` that come too late.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from posttrain.config import RunConfig, saved_tree
+from posttrain.config import REWARD_MODEL, RunConfig, saved_tree
 from posttrain.config.text import dotted, leaves, show
 from posttrain.train.schedule import learning_rate_at
 
@@ -21,8 +22,9 @@ if TYPE_CHECKING:
     from posttrain.train.run import Run
 
 FILE = "settings.json"
-ELSEWHERE = ("rewards", "check", "output")
-"""Settings that change no result, or that are reported elsewhere."""
+ELSEWHERE = ("rewards", "check", "output", REWARD_MODEL)
+"""Settings that change no result, or that are reported elsewhere. The run that trains the reward model has a
+settings.json of its own."""
 OF_EARLIER_VERSIONS = {"data.hold_out": "rows"}
 """Settings of runs that do not name them, because their version had only this way."""
 OF_THE_RATE = ("learning_rate", "steps", "schedule", "warmup_steps", "min_learning_rate_ratio")
@@ -42,15 +44,29 @@ def point_out(run: Run) -> None:
         return
     before = OF_EARLIER_VERSIONS | held[max((step for step in held if int(step) < run.step), key=int, default="0")]
     now = facts_of(run.config)
-    changed = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    changed = changes(before, now)
     if not changed:
         return
-    told = [f"{name} = {show(now.get(name))} (was {show(before.get(name))})" for name in changed[:SHOWN]]
-    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
     rates = rates_of(run, before)
-    run.warn("settings", f"the settings changed after step {run.step}: {', '.join(told)}{more}{rates}")
+    run.warn("settings", f"the settings changed after step {run.step}: {in_brief(changed)}{rates}")
     kept = {step: settings for step, settings in held.items() if int(step) < max(run.step, 1)}
     run.store.record(FILE, {**kept, str(run.step): now})
+
+
+def changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """`train.steps = 2 (was 1)` for each setting that differs."""
+    names = [name for name in {**before, **now} if name.partition(".")[0] not in ELSEWHERE]
+    return [
+        f"{name} = {show(now.get(name))} (was {show(before.get(name))})"
+        for name in names
+        if before.get(name) != now.get(name)
+    ]
+
+
+def in_brief(changed: Sequence[str]) -> str:
+    """The first changes, and the number of the others."""
+    more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+    return ", ".join(changed[:SHOWN]) + more
 
 
 def rates_of(run: Run, before: dict[str, Any]) -> str:
