@@ -144,6 +144,7 @@ def sampled(tmp_path, monkeypatch):
     }
 
 
+@pytest.mark.slow
 def test_a_run_reads_its_own_long_answers(sampled):
     run = pt.train(sampled)
     for name in ("baseline", "trained"):
@@ -154,7 +155,7 @@ def test_a_run_reads_its_own_long_answers(sampled):
     assert (found.lost, found.before is None) == ("", False)
 
 
-@pytest.mark.parametrize("name", ["baseline", "trained"])
+@pytest.mark.parametrize("name", few(["baseline", "trained"], "baseline"))
 def test_answers_that_are_damaged_after_they_were_drawn_end_no_run(sampled, monkeypatch, name):
     """The measurement stays, and what needed the answers is lost with its reason."""
     write_answers = Evaluation.write_answers

@@ -384,6 +384,7 @@ def test_of_several_times_every_folder_is_named_in_order(tmp_path):
     assert second.where == "; ".join(f"wandb sync {each}" for each in folders)
 
 
+@pytest.mark.slow
 def test_where_there_is_nothing_new_no_tracker_is_opened(tmp_path):
     folder = write_run(tmp_path / "run")
     first = follow(folder, "wandb")

@@ -185,7 +185,7 @@ def written(tmp_path, monkeypatch):
     return write
 
 
-QUICK = ("grpo_lora.py", "reward.py", "dapo.sh", "reinforce_plus_plus.sh")
+QUICK = ("grpo_lora.py", "reward.py", "dapo.sh")
 """The files whose first step is taken in `make test`: with adapters, with a model beside the policy, and of each
 library. The first steps of the others are those of TRL (`SAME`), or have the settings of one of these."""
 

@@ -208,10 +208,18 @@ def test_a_form_of_its_own_is_given():
 
 @pytest.mark.parametrize("name", ["marked_tokens", "marked_tokens_batch"])
 def test_a_reward_of_single_tokens_is_judged_by_its_sum(name):
-    checks = ["false_accepts", "false_rejects", "contract", "determinism", "safety"]
+    checks = ["false_rejects", "contract"]
     report = audit(planted(f"honest:{name}"), sums(), only=checks)
     assert {finding.check: finding.status for finding in report.checks} == dict.fromkeys(checks, "ok"), report.render()
     assert report.kind == "exact"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["marked_tokens", "marked_tokens_batch"])
+def test_a_reward_of_single_tokens_passes_every_check(name):
+    checks = ["false_accepts", "false_rejects", "contract", "determinism", "safety"]
+    report = audit(planted(f"honest:{name}"), sums(), only=checks)
+    assert {finding.check: finding.status for finding in report.checks} == dict.fromkeys(checks, "ok"), report.render()
 
 
 def test_a_reward_of_single_tokens_with_another_number_of_them_is_no_score():

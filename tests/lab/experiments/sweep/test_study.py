@@ -138,6 +138,7 @@ def test_a_run_that_was_interrupted_is_not_over(tmp_path):
     assert read_course(tmp_path / "run").state == "unfinished"
 
 
+@pytest.mark.slow
 def test_settings_that_cannot_go_together_fail_the_trial_with_their_reason_and_no_process(tmp_path):
     study, said = study_in(tmp_path), []
     base = {**BASE, "sampling": {"group_size": 1}}
