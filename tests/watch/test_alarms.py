@@ -464,6 +464,16 @@ def test_changed_settings_count_in_a_resumed_run(tmp_path, kept, version):
         assert after.disagreement.cusum == Disagreement(3.0, 9.0).cusum
 
 
+def test_an_alarm_whose_settings_have_changed_may_fire_again(tmp_path):
+    rejected = {"reward": 1.0, "check/checked": 8, "check/rejected": 8, "check/rejected_prompts": 8}
+    before = Watch(AlarmConfig(baseline_disagreement=0.02), check=IndependentCheck(None))
+    before.before_training(first_answers(tmp_path))
+    assert [alarm.kind for step in range(1, 9) for alarm in before.observe(step, rejected)[0]] == ["disagreement"]
+    same, after = (resumed(before, {"baseline_disagreement": baseline}, None) for baseline in (0.02, 0.2))
+    for watch, fires in ((same, 0), (after, 1)):
+        assert sum(len(watch.observe(step, rejected)[0]) for step in range(9, 17)) == fires
+
+
 def test_what_is_null_in_a_resumed_run_is_worked_out_as_before_training(tmp_path):
     given, answers = (
         {"accepted_at": 2.0, "baseline_disagreement": 0.2, "check_accepts_at": 3.0},

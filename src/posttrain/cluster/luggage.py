@@ -99,7 +99,8 @@ class Luggage:
         ConfigError for those that cannot be sent."""
         if Path(path).is_absolute():
             return
-        for file in [Path(path), *map(Path, sorted(glob.glob(path, recursive=True)))]:
+        literally = Path(path).exists() or setting.startswith("agent.command")  # its program reads a pattern itself
+        for file in [Path(path)] if literally else map(Path, sorted(glob.glob(path, recursive=True))):
             if file.is_file():
                 _refuse_unsent(setting, file)
                 self.add_file(file)

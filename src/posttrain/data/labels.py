@@ -90,12 +90,15 @@ def refuse_one_class(found: LabelledSet, what: str) -> None:
         alone = ", or imitate these alone with algorithm: sft" if only == "desirable" else ""
         left = f"{found.dropped_summary}; all {len(found.rows)} answers left" if found.dropped else ""
         unread = 2 * sum(NO_LABEL in reason for _, reason in found.dropped) > len(found.dropped)
+        add = f"Add answers with label {str(only != 'desirable').lower()}{alone}"
         raise DataError(
             given=f"{what}: {left or f'all {len(found.rows)} answers'} are {only}",
             allowed="desirable and undesirable answers: with only one kind there is nothing to compare",
             fix="Write true or false, or 1 or 0, as the label of the dropped rows."
             if unread
-            else f"Add answers with label {str(only != 'desirable').lower()}{alone}.",
+            else f"{add}, or mend what rows were dropped for."
+            if found.dropped
+            else f"{add}.",
         )
 
 

@@ -79,8 +79,11 @@ def first_training_rows(config: DataConfig, seed: int, most: int) -> Sequence[Ro
     include rows that it would hold out, or leave out because of `data.max_rows`. Raises `DataError`."""
     if config.part_numbers is not None:
         return _part(open_rows(config, config.train, config.split, seed), *config.part_numbers)[:most]
-    few = {"max_rows": most, "streaming": False}
-    return open_rows(config.model_copy(update=few), config.train, config.split, seed)[:most]
+    rows = read_rows(config.train, split=config.split, max_rows=most, seed=seed)
+    names = {} if _is_task(config.train) else config.columns
+    if len(rows) < most:  # a column may first occur in a later row
+        require_columns(names, columns_of(rows))
+    return list(renamed_rows(rows, names))[:most]
 
 
 def read_auxiliary(config: DataConfig, seed: int) -> list[Row]:

@@ -364,7 +364,7 @@ def _reward_set(rewards: Sequence[RewardArgument], folder: Path | None) -> Rewar
     if not rewards:
         raise ConfigError(
             given="no reward to judge the answers by",
-            allowed="at least one; only a run folder has its own",
+            allowed="at least one; a run that was trained with rewards has its own",
             fix='Give one: evaluate(model, data, "exact_match"), or --reward exact_match.',
         )
     return build_rewards(rewards, folder=folder)

@@ -173,7 +173,11 @@ class Round:
     def pairs(self) -> tuple[list[Pair], list[str]]:
         """Return the pairs on file, or new ones, and a note about them. DataError if too few prompts have a pair."""
         file, about = self.folder / FILE, self.folder / FOLDER / "summary.json"
-        if not file.exists():
+        if file.exists():
+            self.say(
+                f"the pairs are those of {FILE}: settings that sample, score and pair answers no longer change them"
+            )
+        else:
             rows, found = self.make()
             write_durably(about, json.dumps(found).encode())
             write_durably(file, _lines(rows))

@@ -249,6 +249,7 @@ class Watch:
         self.reward.load_state(state["reward"])
         self.heldout.load_state(state["heldout"])
         changed = self._changed_since(state)
+        self.fired = [alarm for alarm in self.fired if not (changed and alarm.kind == "disagreement")]
         if self.config.accepted_at is None and "accepted_at" not in changed:
             self.accepted_at = state["accepted_at"]
         for name in self.step_alarms.keys() & state["alarms"].keys():

@@ -38,6 +38,8 @@ Kind = Literal["exact", "literal", "judge", "code", "format", "length"]
 KINDS: tuple[str, ...] = get_args(Kind)
 BATCH = 32
 """Number of completions in one call of a list function."""
+MOST_TOKENS = 20_000
+"""Maximum tokens of a made-up completion."""
 READ_BY = 0.9
 """A reward counts as reading a form if it accepts at least this share of the plain gold answers in it."""
 SECONDS_PER_CHECK = 10.0
@@ -294,10 +296,12 @@ def sample(subject: Subject, per_row: int) -> list[Case]:
 
 
 def completion(text: str, *, truncated: bool = False) -> Completion:
-    """A made-up completion. Its token ids are the bytes of the text."""
+    """A made-up completion. Its token ids are the bytes of the text; of a long text only some, because no model writes
+    that many tokens."""
     from posttrain.types import Completion
 
-    ids = tuple(text.encode(errors="surrogatepass"))
+    content = text.encode(errors="surrogatepass")
+    ids = tuple(content[:: 1 + len(content) // MOST_TOKENS])
     reason = "length" if truncated else "eos"
     return Completion(ids=ids, logprobs=(0.0,) * len(ids), versions=(0,) * len(ids), finish_reason=reason, text=text)
 

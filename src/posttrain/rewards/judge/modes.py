@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -134,6 +135,7 @@ def _spoken(content: Any) -> str:
     return "" if content is None else str(content)
 
 
+@cache
 def even_pairs(size: int, most: int | None) -> list[tuple[int, int]]:
     """All pairs of a group, or `most` of them, but at least half as many as members: each is in at least one pair, and
     all in about equally many.

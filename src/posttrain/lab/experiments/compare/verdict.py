@@ -206,11 +206,11 @@ def _score_before(found: Analysis, arms: Sequence[Arm]) -> str:
 
 def _uneven(arms: Sequence[Arm]) -> bool:
     """Did two finished runs with the same seed have different scores before training?"""
-    starts: dict[int, set[float | None]] = {}
+    starts: dict[int, list[float]] = {}
     for arm in arms:
         for run in arm.finished:
-            starts.setdefault(run.seed, set()).add(run.baseline)
-    return any(len(scores - {None}) > 1 for scores in starts.values())
+            starts.setdefault(run.seed, []).extend([] if run.baseline is None else [run.baseline])
+    return any(not math.isclose(min(of), max(of), rel_tol=1e-4, abs_tol=1e-6) for of in starts.values() if of)
 
 
 def _gain(found: Analysis, arm: Arm) -> str:
