@@ -205,18 +205,21 @@ class Round:
         return rows, found
 
     def _too_few(self, found: str, advice: str) -> DataError:
-        fix = f"{advice} Change settings in {settings_of(self.folder)}, and resume: the answers in "
-        fix += (
-            f"{self.folder / FOLDER} are kept for other settings of sampled_pairs, scored anew with other rewards, and "
-        )
-        fix += "sampled anew with other sampling."
+        kept = self.folder / FOLDER
+        fix = [
+            advice,
+            f"Change settings in {settings_of(self.folder)}, and resume: the answers in {kept} are kept for other "
+            "settings of sampled_pairs, scored anew with other rewards, and sampled anew with other sampling.",
+        ]
         if any("made_of" not in line for lines in self._on_file() for line in lines[:1]):
-            fix += f" For other rewards or sampling, first remove {self.folder / FOLDER}: an earlier version wrote it "
-            fix += "without the settings that it used."
+            fix.append(
+                f"For other rewards or sampling, first remove {kept}: an earlier version wrote it without the settings "
+                "that it used."
+            )
         return DataError(
             given=f"sampled_pairs: {found}",
             allowed=f"some pairs, and at most max_without = {self.settings.max_without:.0%} of the prompts without one",
-            fix=fix,
+            fix=" ".join(fix),
         )
 
     def answers(self) -> Iterator[AnsweredPrompt]:
