@@ -162,11 +162,17 @@ ARC = {"text": ["4", "3", "2", "1"], "label": ["1", "2", "3", "4"]}
 @pytest.mark.parametrize(
     ("choices", "gold", "right", "wrong"),
     [
-        (BLOOD, "A", ["The answer is (A).", "A) B", "(A) B", r"\boxed{A}", "**A**", "b"], ["(B)", "B", "B) A", "C"]),
+        (
+            BLOOD,
+            "A",
+            ["The answer is (A).", "A) B", "(A) B", r"\boxed{A}", "**A**", "a", "(a)"],
+            ["(B)", "B", "b", "(b)", "B) A", "C"],
+        ),
         (BLOOD, 0, ["The answer is (A).", "A) B", "A"], ["(B)", "D"]),
         (BLOOD, "O", ["O", "C", "C) O"], ["A", "B"]),
         (ARC, "1", ["The answer is (1).", "1) 4", "1"], ["(4)", "4) 1", "4"]),
         ({"text": ["yes", "no"], "label": ["a", "b"]}, "a", ["(A)", "A", "yes"], ["B", "no"]),
+        ({"text": ["b", "a"], "label": ["a", "b"]}, "a", ["(A)", "a", "A"], ["(B)", "b", "B"]),
     ],
 )
 def test_a_label_that_is_also_the_text_of_another_choice_is_a_label(choices, gold, right, wrong):

@@ -219,6 +219,9 @@ def test_variables_are_no_units():
         assert paid("5", answer) == [], answer
         assert split_unit(answer) is None or "Omega" in answer
     assert paid("5", "5 per", "5 per cent") == []
+    squared = ["60 mph squared", "60 miles per hour squared", r"60\text{ mph}^2"]
+    assert paid("60 mph", *squared, "60 mph") == ["60 mph"]
+    assert paid("3 ft", "3 feet squared", "3 feet", "3 feet squared squared") == ["3 feet"]
     assert paid(r"5\pi", r"5\pi\ \text{cm}") == [r"5\pi\ \text{cm}"]
 
 

@@ -226,11 +226,10 @@ def _choice(text: str, options: Options, *, trusted: bool = False) -> str | None
 
 
 def _label_alone(text: str, options: Options) -> str | None:
-    """The label that a text is, without anything else; None for any other text."""
+    """The label that a text is, in either case and without anything else; None for any other text."""
     match = _LETTER.fullmatch(text)
-    if match is None or match["rest"] or match["label"].islower():
-        return None
-    return match["label"] if match["label"] in options else None
+    label = match["label"].upper() if match is not None and not match["rest"] else None
+    return label if label in options else None
 
 
 def _may_follow(said: str, *, marked: bool) -> bool:

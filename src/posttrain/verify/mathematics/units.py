@@ -109,7 +109,8 @@ def measured(plain: str) -> str | None:
     ['J K^-1 kg^-1', 'm^2', 'm s^-2', 'mi h^-1', None]
     """
     powers: dict[str, int] = {}
-    sign, raised, last, place = 1, 1, "", 0
+    sign, raised, place = 1, 1, 0
+    last: dict[str, int] = {}
     plain = plain.strip().removesuffix(".")
     while place < len(plain):
         factor = _FACTOR.match(plain, place)
@@ -119,16 +120,19 @@ def measured(plain: str) -> str | None:
         word = factor["word"]
         if factor["below"] or word == "per":
             sign = -1
-        elif word in ("squared", "cubed") and last in powers:
-            powers[last] *= _POWERS[word]
+        elif word in ("squared", "cubed") and last:
+            for part, power in last.items():
+                powers[part] += power * (_POWERS[word] - 1)
+            last = {}
         elif word and word.lower() in _POWERS:
             raised = _POWERS[word.lower()]
         elif word:
             if (unit := _unit(word)) is None:
                 return None
-            last = unit
-            for part, power in _PRODUCTS.get(unit, {unit: 1}).items():
-                powers[part] = powers.get(part, 0) + power * sign * raised * int(factor["power"] or 1)
+            exponent = sign * raised * int(factor["power"] or 1)
+            last = {part: power * exponent for part, power in _PRODUCTS.get(unit, {unit: 1}).items()}
+            for part, power in last.items():
+                powers[part] = powers.get(part, 0) + power
             raised = 1
     if "degree" in powers and (temperature := powers.keys() & {"°C", "°F"}):  # degrees Celsius
         return next(iter(temperature)) if len(powers) == 2 else None
