@@ -470,8 +470,11 @@ def test_an_alarm_whose_settings_have_changed_may_fire_again(tmp_path):
     before.before_training(first_answers(tmp_path))
     assert [alarm.kind for step in range(1, 9) for alarm in before.observe(step, rejected)[0]] == ["disagreement"]
     same, after = (resumed(before, {"baseline_disagreement": baseline}, None) for baseline in (0.02, 0.2))
+    [fired] = before.fired
     for watch, fires in ((same, 0), (after, 1)):
-        assert sum(len(watch.observe(step, rejected)[0]) for step in range(9, 17)) == fires
+        again = resumed(watch, {"baseline_disagreement": watch.config.baseline_disagreement}, None)
+        assert sum(len(again.observe(step, rejected)[0]) for step in range(9, 17)) == fires
+        assert fired in again.fired, "it still says which checkpoint to keep"
 
 
 def test_what_is_null_in_a_resumed_run_is_worked_out_as_before_training(tmp_path):

@@ -75,6 +75,8 @@ class Watch:
         """Does an independent check score the held-out answers?"""
         self.accepted_at = FULL_MARK if config.accepted_at is None else config.accepted_at
         self.fired: list[Alarm] = []
+        self.silent: set[str] = set()
+        """Kinds of the alarms that have fired, except those whose settings have changed since."""
         self.has_failed = False
         """Has the user been warned that the check fails?"""
         self.reward = Course(config.reference_steps)
@@ -173,8 +175,9 @@ class Watch:
         return moved
 
     def _new(self, alarms: Sequence[Alarm]) -> list[Alarm]:
-        new = {alarm.kind: alarm for alarm in reversed(alarms) if alarm.kind not in {one.kind for one in self.fired}}
+        new = {alarm.kind: alarm for alarm in reversed(alarms) if alarm.kind not in self.silent}
         self.fired += new.values()
+        self.silent |= new.keys()
         return list(new.values())
 
     # --- evaluations -------------------------------------------------------------------------------------------------
@@ -233,6 +236,7 @@ class Watch:
             "accepted_at": self.accepted_at,
             "has_failed": self.has_failed,
             "fired": [alarm.to_json() for alarm in self.fired],
+            "silent": sorted(self.silent),
             "reward": self.reward.state(),
             "heldout": self.heldout.state(),
             "alarms": {name: one.state() for name, one in self.step_alarms.items()},
@@ -246,10 +250,11 @@ class Watch:
         does."""
         self.has_failed = state["has_failed"]
         self.fired = [Alarm(**fields) for fields in state["fired"]]
+        self.silent = set(state.get("silent", (alarm.kind for alarm in self.fired)))  # earlier versions: all that fired
         self.reward.load_state(state["reward"])
         self.heldout.load_state(state["heldout"])
         changed = self._changed_since(state)
-        self.fired = [alarm for alarm in self.fired if not (changed and alarm.kind == "disagreement")]
+        self.silent -= {"disagreement"} if changed else set()
         if self.config.accepted_at is None and "accepted_at" not in changed:
             self.accepted_at = state["accepted_at"]
         for name in self.step_alarms.keys() & state["alarms"].keys():
