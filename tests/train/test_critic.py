@@ -131,6 +131,7 @@ SPREAD = ScoringFacts(mean=1.0, std=4.0, target_mean=3.0, target_std=2.0)
         (SPREAD, {"settings": {"normalize": True}, "weight": 0.5}, 0.25, 0.5 * (3 - 1) / 4),
         (SPREAD, {}, 2.0, 3.0),
         (ScoringFacts(), {"weight": 3.0}, 3.0, 0.0),
+        (SPREAD, {"weight": 0.0}, 1.0, 0.0),
         (replace(SPREAD, link="logistic"), {"weight": 3.0}, 1.0, 0.0),
         (SPREAD, None, 1.0, 0.0),
     ],

@@ -44,6 +44,23 @@ def test_a_change_shows_where_it_changes_the_answers(folder, changes: dict[str, 
     assert {name for name in before if before[name] != now[name]} == what
 
 
+JUDGE = {"url": "http://127.0.0.1:1/v1", "model": "judge", "max_calls": 10}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "shows"),
+    [
+        ({"judge": JUDGE}, {"judge": JUDGE | {"max_calls": 20, "retries": 9, "timeout": 9.0, "cache": False}}, False),
+        ({"name": "math"}, {"name": "math", "timeout": 60.0}, False),
+        ({"judge": JUDGE}, {"judge": JUDGE | {"temperature": 0.5}}, True),
+        ({"judge": JUDGE}, {"judge": JUDGE | {"rubric": "Prefer short answers."}}, True),
+    ],
+)
+def test_a_larger_budget_or_timeout_changes_no_score(folder, before, after, shows):
+    model = nn.Linear(2, 2)
+    assert (digests(folder, {"rewards": [before]}, model) != digests(folder, {"rewards": [after]}, model)) == shows
+
+
 def test_other_weights_and_an_edited_reward_show(folder):
     model = nn.Linear(2, 2)
     before = digests(folder, {}, model)

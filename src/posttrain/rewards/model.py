@@ -72,7 +72,7 @@ class ModelReward:
             system_prompt=facts.system_prompt,
             template_kwargs=facts.template_kwargs,
         )
-        self.mean, self.std = _scale(facts) if normalize else (0.0, 1.0)
+        self.mean, self.std = distribution(facts) if normalize else (0.0, 1.0)
 
     @staticmethod
     def load(
@@ -225,7 +225,8 @@ def asked_by(prompt: Prompt, renderer: Renderer) -> tuple[Text, Renderer]:
     return [dict(message) for message in prompt.messages], replace(renderer, system_prompt=None) if own else renderer
 
 
-def _scale(facts: ScoringFacts) -> tuple[float, float]:
+def distribution(facts: ScoringFacts) -> tuple[float, float]:
+    """Mean and standard deviation of the scores of held-out answers. ConfigError if the folder does not record them."""
     if facts.mean is None or not facts.std:
         raise ConfigError(
             given="settings.normalize = true, but the reward model's folder does not record the distribution of "

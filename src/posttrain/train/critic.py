@@ -23,7 +23,7 @@ from posttrain.models.modes import recompute_activations
 from posttrain.models.named import resolve_model_path
 from posttrain.models.reading import called
 from posttrain.models.reward_head import load_reward_model
-from posttrain.rewards.model import facts_of, find_model, wants_normalized
+from posttrain.rewards.model import distribution, facts_of, find_model, wants_normalized
 from posttrain.train.optimizer import CriticUpdates
 
 if TYPE_CHECKING:
@@ -81,34 +81,38 @@ def load_critic(
 
 
 @torch.no_grad()
-def take_units(critic: Critic, config: RunConfig, folder: Path) -> None:
+def rescale_to_reward(critic: Critic, config: RunConfig, folder: Path) -> None:
     """Convert the values of a critic that begins as a reward model from that model's scores to the rewards of the run.
 
     The reward normalises and weighs the score, and the head predicts the score itself. Its first values would be wrong
     by a factor and a constant.
     """
-    scale, critic.offset.value = units_of(config, folder)
+    scale, critic.offset.value = affine_to_reward(config, folder)
     if scale != 1.0:
         critic.head.weight.mul_(scale)
         if critic.head.bias is not None:
             critic.head.bias.mul_(scale)
 
 
-def units_of(config: RunConfig, folder: Path) -> tuple[float, float]:
+def affine_to_reward(config: RunConfig, folder: Path) -> tuple[float, float]:
     """Return a and b with which a * z + b is what an output z of the head of `critic.path` adds to the run's reward.
 
-    They are 1 and 0 if no reward uses that model, or if its scores follow no line.
+    They are 1 and 0 if no reward with a weight uses that model, or if its scores are not linear in z. A gate is not
+    considered.
     """
     path = None if config.critic is None else config.critic.path
     if path is None:
         return 1.0, 0.0
     place = find_model(path, folder)
     facts = facts_of(place)
-    own = [one for one in config.rewards if one.model is not None and same_place(find_model(one.model, folder), place)]
+    own = [
+        one
+        for one in config.rewards
+        if one.weight and one.model is not None and same_place(find_model(one.model, folder), place)
+    ]
     if not own or facts.link != "identity":
         return 1.0, 0.0
-    mean, std = facts.mean or 0.0, facts.std or 1.0
-    scales = [(0.0, 1.0) if not wants_normalized(one.settings) else (mean, std) for one in own]
+    scales = [distribution(facts) if wants_normalized(one.settings) else (0.0, 1.0) for one in own]
     weighed = [(one.weight / deviation, center) for one, (center, deviation) in zip(own, scales, strict=True)]
     return (
         sum(weight * facts.target_std for weight, _ in weighed),

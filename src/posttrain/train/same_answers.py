@@ -25,6 +25,12 @@ CHANGES_NO_ANSWER = {"max_batch_rows", "timeout", "attempts"}
 """Settings that leave the answers as they are, or only decide how long to wait for them."""
 
 
+CHANGES_NO_VERDICT = {
+    *("timeout", "deadline", "retries", "concurrency", "cache", "max_calls", "max_total_tokens", "api_key_env")
+}
+"""Settings of a judge that limit its costs, or how long to wait for it."""
+
+
 def made_of(config: RunConfig, model: nn.Module) -> dict[str, str]:
     """Return the digests of the model that answers, of how it samples, and of what scores the answers."""
     return {
@@ -41,7 +47,9 @@ def _sampling(config: RunConfig) -> list[Any]:
 
 
 def _rewards(config: RunConfig) -> list[Any]:
-    return [[redact(one.model_dump(mode="json", exclude_defaults=True)), file_digest(one)] for one in config.rewards]
+    left_out = {"timeout": True, "judge": CHANGES_NO_VERDICT}
+    given = (one.model_dump(mode="json", exclude_defaults=True, exclude=left_out) for one in config.rewards)
+    return [[redact(entry), file_digest(one)] for entry, one in zip(given, config.rewards, strict=True)]
 
 
 def _digest(value: Any) -> str:

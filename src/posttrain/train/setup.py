@@ -47,7 +47,7 @@ from posttrain.store.checkpoint import Checkpoints
 from posttrain.train.advantages import Advantages, OfExperience, OfGivenData
 from posttrain.train.auxiliary import AddGradient, Auxiliary, nothing_else
 from posttrain.train.computing import compute_facts, with_compute
-from posttrain.train.critic import build_critic, critic_updates, take_units
+from posttrain.train.critic import build_critic, critic_updates, rescale_to_reward
 from posttrain.train.fleet import Fleet
 from posttrain.train.guards import Guards
 from posttrain.train.hosts import hosts_of
@@ -283,7 +283,7 @@ class Policy:
         if in_parts:
             critic = shard_policy(loaded.model, critic, Layout.of(config.train, ranks), loaded.compute_dtype)
         if critic is not None:
-            take_units(critic, config, folder)
+            rescale_to_reward(critic, config, folder)
         forward = policy_forward(config, loaded, algorithm, critic)
         optimizer = Updater(loaded.model.parameters(), config.train, critic_updates(config, critic))
         if config.train.compile:
