@@ -30,7 +30,7 @@ from posttrain.errors import DataError
 from posttrain.experience.generate import Generator, draw, sampling_seed
 from posttrain.experience.group import Group, groups_of, scores_of
 from posttrain.files import write_durably
-from posttrain.functional.baselines import EQUAL_REWARDS, group_mean, reaches
+from posttrain.functional.baselines import reaches, rounding
 from posttrain.functional.pairing import gaps
 from posttrain.models.load import LoadedModel
 from posttrain.rewards.scores import enforce_limit
@@ -127,9 +127,9 @@ def _ahead(usable: Sequence[tuple[int, float]], ids: Sequence[tuple[int, ...]]) 
     same_1UU = torch.tensor([[[ids[a] == ids[b] for b in places] for a in places]])
     all_1U = torch.ones_like(scores_1U, dtype=torch.bool)
     gaps_UU = gaps(scores_1U, all_1U, same_1UU)[0].tolist()
-    rounding = EQUAL_REWARDS * max(1.0, abs(group_mean(scores_1U, all_1U).item()))
+    least = rounding(scores_1U, all_1U).item()
     two = ((c, r, gap) for c, row in zip(places, gaps_UU, strict=True) for r, gap in zip(places, row, strict=True))
-    return {(c, r): gap for c, r, gap in two if gap > rounding}
+    return {(c, r): gap for c, r, gap in two if gap > least}
 
 
 def _reaches(value: float, mark: float) -> bool:

@@ -135,6 +135,11 @@ def reaches(rewards: Tensor, mark: float) -> Tensor:
     return rewards >= mark - 1e-6 * max(1.0, abs(mark))
 
 
+def rounding(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
+    """`[P, 1]`: the largest difference of two rewards of a prompt that counts as none (RULE 11)."""
+    return EQUAL_REWARDS * group_mean(rewards_PG, scored_PG).abs().clamp(min=1)
+
+
 def has_signal(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """`[P, 1]` bool: True if the scored rewards of the prompt differ (RULE 11).
 
@@ -142,8 +147,8 @@ def has_signal(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
     """
     largest_P1 = rewards_PG.masked_fill(~scored_PG, -torch.inf).amax(dim=-1, keepdim=True)
     smallest_P1 = rewards_PG.masked_fill(~scored_PG, torch.inf).amin(dim=-1, keepdim=True)
-    tolerance_P1 = EQUAL_REWARDS * group_mean(rewards_PG, scored_PG).abs().clamp(min=1)
-    return ~(largest_P1 - smallest_P1 <= tolerance_P1)  # nan differs, so that it is not taken for no signal
+    spread_P1 = largest_P1 - smallest_P1
+    return ~(spread_P1 <= rounding(rewards_PG, scored_PG))  # nan differs, so that it is not taken for no signal
 
 
 def center_by_group(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:

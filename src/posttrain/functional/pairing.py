@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from posttrain.functional.baselines import rounding
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -73,11 +75,11 @@ def compared(
     """Return the pairs with the better completion of each as the chosen one; at a tie the first.
 
     `same_PGG`, if known, marks identical answers of a group. Two identical answers are a tie, because no label can be
-    right for them.
+    right for them. Scores that differ only by rounding are a tie, too.
     """
     ahead_PK = scores_PG.gather(1, first_PK) - scores_PG.gather(1, second_PK)
     usable_PK = usable_PG.gather(1, first_PK) & usable_PG.gather(1, second_PK) & (first_PK != second_PK)
-    equal_PK = ahead_PK == 0
+    equal_PK = ahead_PK.abs() <= rounding(scores_PG, usable_PG)
     if same_PGG is not None:
         prompts_P1 = torch.arange(scores_PG.shape[0], device=scores_PG.device)[:, None]
         equal_PK = equal_PK | same_PGG[prompts_P1, first_PK, second_PK]
