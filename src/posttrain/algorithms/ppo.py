@@ -11,7 +11,7 @@
 Means over all tokens of the step. V_t is the critic's value of the state before token t; V, A and R stay the same for
 all updates of a batch. With kl_target, each batch of n completions multiplies the weight of the KL by
 1 + clip(KL / kl_target - 1, -0.2, 0.2) n / 10000. This KL is summed over tokens, then averaged over completions.
-If tokens have rewards of their own, R counts them, and the last token gets what they leave of s.
+If tokens have rewards of their own, R includes them; the last token gets s minus their sum.
 """
 
 from __future__ import annotations

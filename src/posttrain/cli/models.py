@@ -132,7 +132,7 @@ def _refuse_sampling(settings: list[str] | None, **options: Any) -> None:
         raise ConfigError(
             given=f"{', '.join(found)}, but a measurement on given answers samples nothing",
             allowed="--data, --max-prompts, --as and --json",
-            fix="Leave the others out. To sample answers and score them, leave --as out, and give --reward and --data.",
+            fix="Leave the others out. To sample answers and score them, give --reward and --data, without --as.",
         )
 
 

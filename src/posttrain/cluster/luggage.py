@@ -100,7 +100,7 @@ class Luggage:
         if Path(path).is_absolute():
             return
         literally = Path(path).exists() or setting.startswith("agent.command")  # its program reads a pattern itself
-        for file in [Path(path)] if literally else map(Path, sorted(glob.glob(path, recursive=True))):
+        for file in [Path(path)] if literally else map(Path, sorted(glob.glob(path))):
             if file.is_file():
                 _refuse_unsent(setting, file)
                 self.add_file(file)

@@ -629,8 +629,8 @@ class GuardConfig(Part):
     max_unscored: Share = 0.2
     """Largest share of the completions sampled for a step, trained or not, whose reward failed or timed out."""
     no_signal_steps: Count = 20
-    """Number of consecutive steps in which no group had two different rewards, or that had no gradient for another
-    reason."""
+    """Number of consecutive steps in which no group had two different rewards, in sum or in a turn, or that had no
+    gradient for another reason."""
     max_truncated: Share = 0.5
     """Largest share of truncated completions in one step. The first step above it warns."""
     truncated_steps: Count = 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from posttrain.files import Damaged, read_sealed_json
+from posttrain.files import MOST_BYTES, Damaged, read_sealed_json
 from posttrain.report.spans import Span, span
 from posttrain.report.store import RunRecord, mapping, number
 from posttrain.report.svg import percent
@@ -109,7 +109,7 @@ def _text(value: Any) -> str:
 
 def _answers(run: RunRecord, file: str) -> list[Mapping[str, Any]]:
     try:
-        found = read_sealed_json(run.folder, file)
+        found = read_sealed_json(run.folder, file, MOST_BYTES)
     except (Damaged, OSError, ValueError, RecursionError):
         return []
     answers = mapping(found).get("answers")

@@ -316,7 +316,7 @@ def rollouts(name: str, run: RunRecord, asked: Asked) -> str:
 def _no_answers(name: str, run: RunRecord) -> str:
     """Return the page of a run without recorded answers, with the reason."""
     reason = "The run's folder holds no answers: they are kept in rollouts/."
-    if run.answers_are_given:
+    if run.metrics and not run.series("completions/mean_length"):
         reason = "No step has written answers: a run that learns from given answers samples none."
     elif not run.metrics:
         reason = "The run has not written a step yet." if run.status == "unfinished" else "The run wrote no step."

@@ -221,7 +221,7 @@ def test_the_score_before_training_stands_beside_the_best(measure, untrained, im
     before = Span(untrained, untrained - 1, untrained + 1, 8)
     found = replace(result(trials_with_an_edge()), measure=measure, untrained=before)
     said = found.sentences()[1]
-    assert said.startswith(f"Before training, its model has {show_span(measure, before)}")
+    assert said.startswith(f"Before training, its model had {show_span(measure, before)}")
     assert ("no better" not in said) == improved
     assert found.to_json()["untrained"] == untrained
 

@@ -78,7 +78,7 @@ def _arms(found: Analysis) -> str:
         if bars
         else ""
     )
-    lead = "Means over the finished runs; scores have intervals. Before training stands the score of the same runs."
+    lead = "Means over the finished runs; scores have intervals. Before training: the score of the same runs."
     return (
         f'<h2>Arms</h2><p class="lead">{lead}</p>{table(head, rows)}'
         f'<h3 class="apart">Pair by pair</h3>{pairs}<div class="charts apart">{figure}</div>'

@@ -80,7 +80,7 @@ class SweepResult:
         before = self.untrained
         gain = goodness(self.measure, self.best.score) - goodness(self.measure, before.mean)
         told = "" if gain > 0 else ": the best trial is no better"
-        return f"Before training, its model has {show_span(self.measure, before)}{told}."
+        return f"Before training, its model had {show_span(self.measure, before)}{told}."
 
     def _held(self) -> str:
         if self.best is not None and self.best.is_default:
